@@ -1,0 +1,19 @@
+"""The mathematics of softmax-free attention: functions on tensors.
+
+Shapes use the same letters everywhere: ``B`` batch, ``h`` heads, ``N``
+tokens, ``M`` landmarks, ``d`` width of a head. ``...`` stands for any number
+of batch dimensions. Names follow the papers: ``a`` is the landmark kernel
+:math:`A`, ``p`` the kernel between tokens and landmarks :math:`P^T`.
+"""
+
+from .attention import softmax_free_attention
+from .gaussian import gaussian_kernel
+from .inverse import cholesky_solve, max_newton_iters, newton_inverse
+
+__all__ = [
+    'cholesky_solve',
+    'gaussian_kernel',
+    'max_newton_iters',
+    'newton_inverse',
+    'softmax_free_attention',
+]

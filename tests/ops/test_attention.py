@@ -1,0 +1,156 @@
+import pytest
+import torch
+
+from soft_mm.ops import gaussian_kernel, softmax_free_attention
+
+from .test_inverse import spectral_filter
+
+
+def naive_attention(q, z, v, normalize, num_iters=20):
+    """The dense N x N matrix of section 1 of the papers, then times V."""
+    p = torch.exp(-(torch.cdist(q, z) ** 2) / 2)
+    a = torch.exp(-(torch.cdist(z, z) ** 2) / 2)
+    if normalize:
+        d = torch.diag_embed(a.sum(-1) ** -0.5)
+        inverse = d @ spectral_filter_batched(a, num_iters, 0.0) @ d
+    else:
+        inverse = spectral_filter_batched(a, num_iters, 0.01)
+    return p @ inverse @ p.mT @ v
+
+
+def spectral_filter_batched(a, num_iters, ridge):
+    flat = [spectral_filter(x, num_iters, ridge) for x in a.flatten(0, -3)]
+    return torch.stack(flat).reshape(a.shape)
+
+
+def random_inputs(n=40, m=9, d=8, dtype=torch.float64):
+    gen = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, n, d), (2, 3, m, d), (2, 3, n, d)]
+    return [
+        (torch.randn(s, generator=gen, dtype=torch.float64) / 1.5).to(dtype)
+        for s in shapes
+    ]
+
+
+@pytest.mark.parametrize('normalize', [True, False])
+@pytest.mark.parametrize('inverse', ['newton', 'cholesky'])
+def test_matches_definition(normalize, inverse):
+    inputs = [x.requires_grad_() for x in random_inputs()]
+    # 40 steps have converged, so both inverses mean the same
+    out = softmax_free_attention(*inputs, normalize, inverse, newton_iters=40)
+    ref = naive_attention(*inputs, normalize, 40)
+    tol = dict(atol=1e-4, rtol=1e-3) if inverse == 'cholesky' else {}
+    torch.testing.assert_close(out, ref, **tol)
+    w = torch.randn_like(ref)
+    torch.testing.assert_close(
+        torch.autograd.grad((out * w).sum(), inputs),
+        torch.autograd.grad((ref * w).sum(), inputs),
+        **(tol or dict(atol=1e-6, rtol=1e-5)),
+    )
+
+
+@pytest.mark.parametrize('inverse', ['newton', 'cholesky'])
+def test_all_tokens_as_landmarks_give_the_dense_kernel(inverse):
+    q, _, v = random_inputs(n=20)
+    out = softmax_free_attention(
+        q, q, v, normalize=False, inverse=inverse, newton_iters=60
+    )
+    # P^T (A + r I)^-1 P is A up to the ridge
+    dense = gaussian_kernel(q)
+    eye = torch.eye(20, dtype=q.dtype)
+    exact = dense @ torch.linalg.solve(dense + 0.01 * eye, dense @ v)
+    torch.testing.assert_close(out, exact, atol=1e-3, rtol=1e-3)
+    assert (out - dense @ v).norm() < 0.1 * (dense @ v).norm()
+
+
+@pytest.mark.parametrize('inverse', ['newton', 'cholesky'])
+def test_sample_alone_is_sample_in_a_batch(inverse):
+    q, z, v = random_inputs(dtype=torch.float32)
+    q[1], z[1] = q[1, :1, :1], z[1, :1, :1]  # a flat batch mate
+    both = softmax_free_attention(q, z, v, inverse=inverse)
+    alone = softmax_free_attention(q[:1], z[:1], v[:1], inverse=inverse)
+    torch.testing.assert_close(both[:1], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_permuted_tokens_permute_the_output():
+    q, z, v = random_inputs()
+    order = torch.randperm(q.shape[2])
+    torch.testing.assert_close(
+        softmax_free_attention(q[:, :, order], z, v[:, :, order]),
+        softmax_free_attention(q, z, v)[:, :, order],
+    )
+
+
+def test_permuted_landmarks_change_nothing():
+    q, z, v = random_inputs()
+    order = torch.randperm(z.shape[2])
+    torch.testing.assert_close(
+        softmax_free_attention(q, z[:, :, order], v),
+        softmax_free_attention(q, z, v),
+    )
+
+
+@pytest.mark.parametrize('normalize', [True, False])
+@pytest.mark.parametrize('inverse', ['newton', 'cholesky'])
+def test_gradcheck(normalize, inverse):
+    inputs = [x.requires_grad_() for x in random_inputs(n=6, m=4, d=3)]
+    assert torch.autograd.gradcheck(
+        lambda *x: softmax_free_attention(*x, normalize, inverse, 40), inputs
+    )
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('kind', ['random', 'flat', 'half-flat'])
+@pytest.mark.parametrize('inverse', ['newton', 'cholesky'])
+def test_low_precision_costs_only_the_rounding_of_input_and_output(
+    dtype, kind, inverse
+):
+    q, z, v = random_inputs(n=300, m=256, dtype=torch.float32)
+    if kind == 'flat':
+        q, z = q[:, :, :1].expand_as(q), z[:, :, :1].expand_as(z)
+    elif kind == 'half-flat':
+        z[:, :, 128:] = z[:, :, :1]
+    low = [x.to(dtype) for x in (q, z, v)]
+    out = softmax_free_attention(*low, inverse=inverse)
+    assert out.dtype == dtype
+    reference = softmax_free_attention(
+        *(x.float() for x in low), inverse=inverse
+    )
+    torch.testing.assert_close(out, reference.to(dtype), atol=0, rtol=0)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        inside = softmax_free_attention(q, z, v, inverse=inverse)
+    assert inside.dtype == torch.float32
+    torch.testing.assert_close(
+        inside,
+        softmax_free_attention(q, z, v, inverse=inverse),
+        atol=0,
+        rtol=0,
+    )
+
+
+def test_non_contiguous_input_gives_the_same():
+    q, z, v = random_inputs()
+    permuted = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, v)]
+    torch.testing.assert_close(
+        softmax_free_attention(permuted[0], z, permuted[1]),
+        softmax_free_attention(q, z, v),
+    )
+
+
+def test_unknown_inverse_is_refused():
+    with pytest.raises(ValueError, match="'newton' or 'cholesky'"):
+        softmax_free_attention(*random_inputs(), inverse='lu')
+
+
+@pytest.mark.parametrize('inverse', ['newton', 'cholesky'])
+def test_exports_and_traces_without_data_dependent_branches(inverse):
+    class Attention(torch.nn.Module):
+        def forward(self, q, z, v):
+            return softmax_free_attention(q, z, v, inverse=inverse)
+
+    inputs = tuple(random_inputs(dtype=torch.float32))
+    reference = Attention()(*inputs)
+    exported = torch.export.export(Attention(), inputs).module()
+    torch.testing.assert_close(exported(*inputs), reference)
+    traced = torch.jit.trace(Attention(), inputs)
+    torch.testing.assert_close(traced(*inputs), reference)
