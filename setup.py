@@ -1,0 +1,42 @@
+"""Metadata of soft_mm; tools/install.sh is the way to install it.
+
+mmengine, mmcv, mmdet and mmseg each exist as two distributions (onedl-* and
+the original ones) that fill the same folders. Whichever `install_requires`
+named, pip would lay it over the other one, so the user picks an extra:
+`soft_mm[maintained]` or `soft_mm[original]`. `import soft_mm.models` needs
+the mmengine of either; `soft_mm.ops` needs torch alone.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+
+def requirements(name: str) -> list[str]:
+    """Requirements of requirements/{name}.txt, without its comments."""
+    text = (ROOT / 'requirements' / f'{name}.txt').read_text(encoding='utf-8')
+    lines = (line.split('#')[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+# read, not imported: a build environment has no torch
+init = (ROOT / 'soft_mm' / '__init__.py').read_text(encoding='utf-8')
+version = re.search(r"__version__ = '(.+)'", init)[1]
+
+setup(
+    name='soft_mm',
+    version=version,
+    description='SOFT backbones for MMDetection 3.x and MMSegmentation 1.x',
+    license='MIT',
+    packages=find_packages(include=['soft_mm', 'soft_mm.*']),
+    python_requires='>=3.10',
+    install_requires=requirements('runtime'),
+    extras_require={
+        'maintained': requirements('mminstall'),
+        'original': requirements('mminstall-original'),
+        'tests': requirements('tests'),
+    },
+)
