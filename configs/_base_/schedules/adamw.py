@@ -1,0 +1,15 @@
+# What the AdamW schedules share. No decay on what is not a weight matrix or
+# kernel: scales and shifts of norms, biases, position tables, class token.
+optim_wrapper = dict(
+    type='OptimWrapper',
+    optimizer=dict(type='AdamW', betas=(0.9, 0.999)),
+    paramwise_cfg=dict(
+        norm_decay_mult=0.0,
+        bias_decay_mult=0.0,
+        custom_keys={
+            'pos_embed': dict(decay_mult=0.0),
+            'cls_token': dict(decay_mult=0.0),
+        },
+    ),
+    clip_grad=dict(max_norm=35, norm_type=2),
+)

@@ -1,0 +1,258 @@
+"""What train.py and test.py have in common: options, configs, devices."""
+
+import argparse
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.device import get_device
+from mmengine.hooks import Hook
+from mmengine.logging import HistoryBuffer, print_log
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+# Variables of our configs from which other settings are made.
+VARIABLES = ('data_root', 'img_scale', 'crop_size')
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Add what both scripts understand."""
+    parser.add_argument('--work-dir', help='folder for logs and checkpoints')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        default={},
+        metavar='KEY=VALUE',
+        help='settings to change, such as train_dataloader.batch_size=4 or '
+        f'crop_size="(256,256)"; {", ".join(VARIABLES)} reach all settings '
+        'made from them',
+    )
+    parser.add_argument(
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+    )
+    # torch.distributed.launch passes this; torchrun sets the variable
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """Read the config, apply the options and import the host library.
+
+    Args:
+        args: Parsed arguments, see :func:`add_common_options`.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    require_file(args.config, 'config')
+    try:
+        cfg = Config.fromfile(args.config)
+    except ImportError as error:
+        # mmengine wraps it in advice about PYTHONPATH
+        raise root_cause(error) from None
+    for name in VARIABLES:
+        if name in args.cfg_options and name in cfg:
+            set_variable(cfg, name, args.cfg_options.pop(name))
+    cfg.merge_from_dict(args.cfg_options)
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = str(Path('work_dirs', Path(args.config).stem))
+    import_host(cfg)
+    return cfg
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first of a chain of exceptions."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
+def import_host(cfg: Config) -> None:
+    """Register the host's modules.
+
+    mmengine would do it later, but reports a failing import as a class that
+    is not in the registry.
+    """
+    scope = cfg.get('default_scope')
+    if scope is None:
+        raise SystemExit(
+            f"error: {cfg.filename} has no default_scope; add 'mmdet' for "
+            "detection or 'mmseg' for segmentation"
+        )
+    import_module(f'{scope}.utils').register_all_modules(False)
+
+
+def set_variable(cfg: Config, name: str, value) -> None:
+    """Change a variable of a config and all settings made from it.
+
+    A config is evaluated when it is read; changing the variable alone would
+    come too late.
+
+    Args:
+        cfg: Changed in place.
+        name: Variable at the config's top level.
+        value: Its new value.
+    """
+    old = cfg[name]
+    if isinstance(old, str) and old.endswith('/'):
+        value = value.rstrip('/') + '/'
+    replace(cfg, old, type(old)(value))
+
+
+def replace(node, old, new) -> None:
+    """Replace a value, or the beginning of a string, everywhere below."""
+    items = node.items() if hasattr(node, 'items') else enumerate(node)
+    for key, value in items:
+        if value == old:
+            node[key] = new
+        elif isinstance(value, dict | list):
+            replace(value, old, new)
+        elif isinstance(old, str) and str(value).startswith(old):
+            node[key] = new + value[len(old) :]
+
+
+def require_file(path: str, meaning: str) -> None:
+    """Stop with one line if a local file is not there."""
+    if '://' not in path and not Path(path).is_file():
+        raise SystemExit(f'error: the {meaning} {path} does not exist')
+
+
+def require_data(*configs: dict | list | None) -> None:
+    """Stop with one line if a data set or its annotations are not there.
+
+    Args:
+        configs: Data loaders and evaluators.
+    """
+    for path in (path for cfg in configs for path in data_paths(cfg)):
+        if '://' not in path and not os.path.exists(path):
+            raise SystemExit(
+                f'error: the config reads {path}, which does not exist; give '
+                'the place of your data with --cfg-options data_root=...'
+            )
+
+
+def data_paths(cfg: dict | list | None) -> Iterator[str]:
+    """Paths that a data loader, a data set or an evaluator reads."""
+    if isinstance(cfg, list):
+        for entry in cfg:
+            yield from data_paths(entry)
+    elif isinstance(cfg, dict):
+        for wrapped in ('dataset', 'datasets'):
+            yield from data_paths(cfg.get(wrapped))
+        prefixes = cfg.get('data_prefix')
+        prefixes = prefixes.values() if isinstance(prefixes, dict) else []
+        for path in (cfg.get('ann_file'), *prefixes):
+            if isinstance(path, str) and path:
+                yield os.path.join(cfg.get('data_root') or '', path)
+
+
+def prepare_device(cfg: Config) -> None:
+    """Let a config that was written for GPUs run on a machine without one.
+
+    mmengine itself trains on a CPU in one process, but SyncBN, NCCL and the
+    device ids it gives to the data parallel wrapper need GPUs.
+
+    Args:
+        cfg: Changed in place. With the launcher ``pytorch`` the process group
+            is started here, which mmengine would do after choosing a GPU.
+    """
+    if get_device() != 'cpu':
+        return
+    if str(cfg.get('optim_wrapper', {}).get('type')) == 'AmpOptimWrapper':
+        raise SystemExit(
+            'error: mixed precision needs a GPU; on a CPU training is in '
+            'float32: leave out --amp and use the type OptimWrapper'
+        )
+    replace(cfg.model, 'SyncBN', 'BN')
+    if cfg.launcher == 'none':
+        return
+    if cfg.launcher != 'pytorch':
+        raise SystemExit(
+            f'error: --launcher {cfg.launcher} needs GPUs; without them '
+            'several processes are started by --launcher pytorch'
+        )
+    options = dict(cfg.get('env_cfg', {}).get('dist_cfg', {}))
+    options.pop('init_backend', None)
+    if options.get('backend', 'nccl') == 'nccl':
+        options['backend'] = 'gloo'
+    if 'timeout' in options:
+        options['timeout'] = timedelta(seconds=options['timeout'])
+    torch.distributed.init_process_group(**options)
+    wrapper = dict(type='MMDistributedDataParallel', broadcast_buffers=False)
+    wrapper['find_unused_parameters'] = cfg.get(
+        'find_unused_parameters', False
+    )
+    wrapper.update(cfg.get('model_wrapper_cfg') or {}, device_ids=None)
+    cfg.model_wrapper_cfg = wrapper
+    print_log(
+        'No GPU: processes speak by '
+        f'{options["backend"]}, SyncBN is replaced by BN.',
+        'current',
+    )
+
+
+def trust_checkpoints() -> None:
+    """Let torch >= 2.6 load what mmengine 0.10.7 saves beside the weights.
+
+    These are the loss curves of the logger: NumPy arrays in a class of
+    mmengine. Code in a checkpoint is still refused.
+    """
+    torch.serialization.add_safe_globals(
+        [
+            HistoryBuffer,
+            np.array(0).__reduce__()[0],  # its module depends on the version
+            np.float64(0).__reduce__()[0],
+            np.ndarray,
+            np.dtype,
+            *(type(np.dtype(name)) for name in ('f8', 'f4', 'i8', 'i4')),
+        ]
+    )
+
+
+class FiniteLossHook(Hook):
+    """Stop when the loss has not been finite for some iterations in a row.
+
+    A single overflow is left to the loss scaler of mixed precision.
+
+    Args:
+        patience: Number of iterations.
+    """
+
+    priority = 'VERY_LOW'
+
+    def __init__(self, patience: int = 10) -> None:
+        self.patience = patience
+        self.count = 0
+
+    def after_train_iter(
+        self, runner, batch_idx, data_batch=None, outputs=None
+    ):
+        """Count losses that are not finite."""
+        finite = torch.as_tensor(outputs['loss']).isfinite().all()
+        self.count = 0 if finite else self.count + 1
+        if self.count == self.patience:
+            broken = (
+                name
+                for name, value in runner.model.named_parameters()
+                if not value.isfinite().all()
+            )
+            raise FloatingPointError(
+                f'the loss was not finite in {self.count} iterations in a '
+                f'row; first weight that is not: {next(broken, "none")}'
+            )
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Build the runner that the config asks for."""
+    build = RUNNERS.build if 'runner_type' in cfg else Runner.from_cfg
+    runner = build(cfg)
+    runner.register_hook(FiniteLossHook())
+    return runner

@@ -1,0 +1,82 @@
+"""Train a detector or a segmentor.
+
+python tools/train.py configs/detection/retinanet_soft-tiny_fpn_1x_coco.py
+
+Without a GPU the same command trains on the CPU. For several GPUs, or several
+processes on CPUs, see dist_train.sh.
+"""
+
+import argparse
+
+from mmengine.device import get_device
+from runtime import (
+    add_common_options,
+    build_runner,
+    load_config,
+    prepare_device,
+    require_data,
+    require_file,
+    trust_checkpoints,
+)
+
+
+def parse_args() -> argparse.Namespace:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('config')
+    add_common_options(parser)
+    parser.add_argument(
+        '--amp', action='store_true', help='mixed precision; needs a GPU'
+    )
+    parser.add_argument(
+        '--auto-scale-lr',
+        action='store_true',
+        help='scale the learning rate by batch size / base_batch_size',
+    )
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='go on from a checkpoint, by default the last in the work dir',
+    )
+    args = parser.parse_args()
+    if args.amp and get_device() == 'cpu':
+        parser.error(
+            '--amp needs a GPU, and none is visible; on a CPU training is in '
+            'float32: leave out --amp'
+        )
+    return args
+
+
+def main() -> None:
+    """Run the command line."""
+    args = parse_args()
+    cfg = load_config(args)
+    if args.amp:
+        cfg.optim_wrapper.type = 'AmpOptimWrapper'
+        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    if args.auto_scale_lr:
+        if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+            raise SystemExit(
+                'error: --auto-scale-lr needs auto_scale_lr.base_batch_size '
+                'in the config'
+            )
+        cfg.auto_scale_lr.enable = True
+    if args.resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == 'auto' else args.resume
+    if cfg.get('load_from'):
+        require_file(cfg.load_from, 'checkpoint')
+    require_data(
+        cfg.train_dataloader,
+        cfg.get('val_dataloader'),
+        cfg.get('val_evaluator'),
+    )
+    trust_checkpoints()
+    prepare_device(cfg)
+    build_runner(cfg).train()
+
+
+if __name__ == '__main__':
+    main()
