@@ -1,7 +1,7 @@
-"""Inverses of the landmark kernel, a symmetric positive semi-definite matrix.
+r"""Inverses of the landmark kernel, symmetric and positive semi-definite.
 
 Both have a closed-form backward: for :math:`Y = A^{-1}` it is
-:math:`\\partial L/\\partial A = -Y^T (\\partial L/\\partial Y) Y^T`, two
+:math:`\partial L/\partial A = -Y^T (\partial L/\partial Y) Y^T`, two
 products of small matrices, and nothing of the forward is kept but its result.
 """
 
