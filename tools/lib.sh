@@ -33,14 +33,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 python() { "$VENV/bin/python" "$@"; }
 pip() { python -m pip "$@"; }
 
+# Keeps torch off a GPU for which mmcv has no operators; install.sh said so.
+use_device() {
+    [[ $(<"$VENV/device") != cpu ]] || export CUDA_VISIBLE_DEVICES=
+}
+
 elapsed() { printf '%d:%02d' $((SECONDS / 60)) $((SECONDS % 60)); }
 
 say() { printf '%5s  %s\n' "$(elapsed)" "$*"; }
 
-# Shows every 15 seconds that the step writing to log $1 is alive.
+# Shows every 20 seconds that the step writing to log $1 is alive; of a
+# compiler's line only the count, [7/78].
 heartbeat() {
-    while sleep 15 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
-        say "  … $(tail -n 1 "$1" | sed 's/^ *//' | cut -c 1-64)"
+    while sleep 20 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        say "  … $(tail -n 1 "$1" | sed -E 's/^ *//; s/^(\[[0-9/]+\]).*/\1/' | cut -c 1-64)"
     done
 }
 
