@@ -253,8 +253,9 @@ class SOFT(BaseModule):
             newton_iters=newton_iters,
             newton_init=newton_init,
         )
-        drop_paths = iter(
-            torch.linspace(0, drop_path_rate, sum(depths)).tolist()
+        last_block = sum(depths) - 1
+        drop_paths = (
+            drop_path_rate * i / last_block for i in range(last_block + 1)
         )
         self.stages = nn.ModuleList()
         for i in range(max(out_indices) + 1):
