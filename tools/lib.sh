@@ -28,7 +28,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 VENV=${VENV:-$ROOT/$default_venv}
 LOGS=$VENV/logs
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 
 python() { "$VENV/bin/python" "$@"; }
 pip() { python -m pip "$@"; }

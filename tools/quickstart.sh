@@ -29,12 +29,15 @@ if [[ -z ${RETRAIN-} && -e $WORK/finished && $(<"$WORK/finished") == "$*" ]]; th
 else
     say "[3/4] training in $WORK"
     rm -f "$WORK/finished"
+    touch "$WORK/started"
     python tools/train.py "$CONFIG" --work-dir "$WORK" "$@" 2>&1 | tee "$LOGS/train.log" ||
         failed '[3/4] training' "$LOGS/train.log"
     echo "$*" >"$WORK/finished"
 fi
 
-checkpoint=$WORK/$(basename "$(<"$WORK/last_checkpoint")")
+# the best checkpoint, unless it is left from an earlier training
+checkpoint=$(find "$WORK" -maxdepth 1 -name 'best_*.pth' -newer "$WORK/started" | head -n 1)
+[[ -n $checkpoint ]] || checkpoint=$WORK/$(basename "$(<"$WORK/last_checkpoint")")
 # the configuration as trained, with the arguments above merged into it
 step test "[4/4] evaluating $checkpoint and drawing its predictions" \
     python tools/test.py "$WORK/$(basename "$CONFIG")" "$checkpoint" \
