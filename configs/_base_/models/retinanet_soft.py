@@ -31,7 +31,8 @@ model = dict(
             ratios=[0.5, 1.0, 2.0],
             strides=[8, 16, 32, 64, 128],
         ),
-        loss_cls=dict(type='FocalLoss', gamma=2.0, alpha=0.25),
+        # the head reads use_sigmoid too, with another default than the loss
+        loss_cls=dict(type='FocalLoss', use_sigmoid=True),
         loss_bbox=dict(type='L1Loss'),
     ),
     train_cfg=dict(
