@@ -101,30 +101,38 @@ def find_state_dict(checkpoint: dict, prefix: str | None = None) -> dict:
             ``backbone.`` is looked for.
 
     Raises:
-        ValueError: If there are no weights.
+        ValueError: If there are no weights, or none with the prefix.
     """
     state = checkpoint
     for key in STATE_KEYS:
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
             break
-    if isinstance(state, dict):
-        state = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+    if not isinstance(state, dict):
+        state = {}
+    state = {k: v for k, v in state.items() if isinstance(v, Tensor)}
     if not state:
         raise ValueError(
             'the checkpoint holds no weights: expected a state dict, or one '
             f'under {" or ".join(STATE_KEYS)}'
         )
-    wrappers = WRAPPERS if prefix is None else (prefix.rstrip('.') + '.',)
-    for wrapper in wrappers:
-        if any(name.startswith(wrapper) for name in state):
-            state = {
-                name.removeprefix(wrapper): tensor
-                for name, tensor in state.items()
-                # of a detector only the backbone
-                if name.startswith(wrapper)
-            }
+    if prefix is not None:
+        state = _below(prefix.rstrip('.') + '.', state)
+        if not state:
+            raise ValueError(f'no name in the checkpoint begins {prefix!r}')
+        return state
+    for wrapper in WRAPPERS:
+        # of a detector only the backbone is left
+        state = _below(wrapper, state) or state
     return state
+
+
+def _below(prefix: str, state: dict) -> dict:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
 
 
 def is_published(state_dict: dict) -> bool:

@@ -1,0 +1,313 @@
+import argparse
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.logging import MMLogger
+
+from soft_mm.models import SOFT
+from soft_mm.models.checkpoint import (
+    convert_published,
+    find_state_dict,
+    load_pretrained,
+    read_checkpoint,
+)
+
+from .nano import ARCH, nano, picture
+
+
+def published_names(model):
+    """The weights of ``model`` as the published code would name them.
+
+    Written the other way round than the converter, from the list of names in
+    the published checkpoints, so that a slip in one does not hide in both.
+    """
+    out = {}
+    layer = {'0.conv': 0, '0.norm': 1, '1.conv': 3, '1.norm': 4}
+    layer.update({'2.conv': 6, '2.norm': 7})
+    state = model.state_dict()
+    for i, stage in enumerate(model.stages):
+        number, prefix = i + 1, f'stages.{i}.'
+        table = state[prefix + 'pos_embed'].flatten(2).mT
+        if i == 3:
+            table = torch.cat([state[prefix + 'cls_pos_embed'], table], 1)
+            out['cls_token'] = state[prefix + 'cls_token']
+            out['norm.weight'] = state[prefix + 'norm.weight']
+            out['norm.bias'] = state[prefix + 'norm.bias']
+        out[f'pos_embed{number}'] = table
+        for name, tensor in stage.patch_embed.state_dict().items():
+            block, kind, rest = name.split('.')
+            n = layer[f'{block}.{kind}']
+            out[f'patch_embed{number}.proj.{n}.{rest}'] = tensor
+        for j, block in enumerate(stage.blocks):
+            b, weights = f'block{number}.{j}.', block.state_dict()
+            if i == 3:
+                for kind in ('weight', 'bias'):
+                    q, k, v = weights[f'attn.qkv.{kind}'].chunk(3)
+                    out[f'{b}attn.q.{kind}'] = q
+                    out[f'{b}attn.kv.{kind}'] = torch.cat([k, v])
+                pairs = ['attn.proj', 'norm1', 'norm2'], ['ffn.fc1', 'ffn.fc2']
+                for ours in pairs[0]:
+                    for kind in ('weight', 'bias'):
+                        out[f'{b}{ours}.{kind}'] = weights[f'{ours}.{kind}']
+                for ours in pairs[1]:
+                    for kind in ('weight', 'bias'):
+                        theirs = ours.replace('ffn', 'mlp')
+                        out[f'{b}{theirs}.{kind}'] = weights[f'{ours}.{kind}']
+                continue
+            for ours, theirs in (
+                ('attn.q', 'mha.W_q'),
+                ('attn.v', 'mha.W_v'),
+                ('attn.landmarks.conv', 'mha.attn.Qlandmark_op'),
+                ('attn.landmarks.norm', 'mha.attn.Qnorm_act.0'),
+                ('attn.v_conv', 'mha.attn.conv'),
+                ('attn.proj', 'mha.ff'),
+                ('norm1', 'norm1'),
+                ('norm2', 'norm2'),
+                ('ffn.fc1', 'ff1'),
+                ('ffn.fc2', 'ff2'),
+            ):
+                for kind in ('weight', 'bias'):
+                    if f'{ours}.{kind}' in weights:
+                        tensor = weights[f'{ours}.{kind}']
+                        out[f'{b}att.{theirs}.{kind}'] = tensor
+    out['head.weight'], out['head.bias'] = torch.randn(10, 128), torch.ones(10)
+    return out
+
+
+@pytest.fixture
+def log(caplog):
+    """What the loader logged, as text."""
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    caplog.set_level(logging.INFO)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+def load(state, path, **kwargs):
+    torch.save(state, path)
+    model = SOFT(
+        **dict(dict(arch=ARCH), **kwargs),
+        init_cfg=dict(type='Pretrained', checkpoint=str(path)),
+    )
+    model.init_weights()
+    return model.eval()
+
+
+def test_published_names_are_those_of_the_published_file(golden):
+    theirs = torch.load(golden / 'soft_norm.pth')['state_dict']
+    ours = published_names(nano())
+    assert {k: v.shape for k, v in ours.items()} == {
+        k: v.shape for k, v in theirs.items()
+    }
+
+
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        lambda s: s,
+        lambda s: {'state_dict': s},
+        lambda s: {'model': s, 'epoch': 3},
+        lambda s: {
+            'state_dict': {k: v + 1 for k, v in s.items()},
+            'state_dict_ema': s,
+            'args': argparse.Namespace(lr=1e-3),
+            'metric': np.float64(79.3),
+        },
+        lambda s: {'state_dict': {f'module.{k}': v for k, v in s.items()}},
+        lambda s: {
+            'state_dict': {
+                'neck.conv.weight': torch.ones(3),
+                **{f'backbone.{k}': v for k, v in s.items()},
+            }
+        },
+        lambda s: {f'module.backbone.{k}': v for k, v in s.items()},
+    ],
+)
+@pytest.mark.parametrize('names', ['ours', 'published'])
+def test_every_wrapping_loads_the_same_weights(wrap, names, tmp_path):
+    source = nano()
+    state = source.state_dict()
+    if names == 'published':
+        state = published_names(source)
+    model = load(wrap(state), tmp_path / 'file.pth')
+    torch.testing.assert_close(
+        model.state_dict(), source.state_dict(), atol=0, rtol=0
+    )
+    image = picture(64, 96)
+    torch.testing.assert_close(model(image), source(image), atol=0, rtol=0)
+
+
+def test_what_happened_is_logged_in_one_line_each(log, tmp_path):
+    state = published_names(nano())
+    del state['cls_token']
+    load({'state_dict': state}, tmp_path / 'file.pth', pretrain_img_size=192)
+    lines = [r.getMessage() for r in log.records if 'SOFT: ' in r.getMessage()]
+    total = len(nano().state_dict())
+    assert f'loaded {total - 1} of {total} tensors' in lines[0]
+    assert f'converted {total - 1} published names' in lines[1]
+    assert re.search('resized 4: stages.0.pos_embed', lines[2])
+    assert lines[3].endswith('dropped 2: head.weight, head.bias')
+    assert lines[4].endswith('missing 1: stages.3.cls_token')
+    assert len(lines) == 5
+
+
+def test_position_tables_are_resized_to_the_configured_grid(tmp_path):
+    source = nano()
+    model = load(
+        source.state_dict(), tmp_path / 'file.pth', pretrain_img_size=(192, 96)
+    )
+    # at the new size the table is used as it is, so loading must have done
+    # what the source does at run time
+    image = picture(192, 96)
+    torch.testing.assert_close(model(image), source(image))
+
+
+def test_class_token_row_is_split_off_only_where_it_is():
+    tables = {
+        'pos_embed3': torch.arange(196.0).reshape(1, 196, 1),
+        'pos_embed4': torch.arange(50.0).reshape(1, 50, 1),
+    }
+    out, _ = convert_published(tables)
+    assert out['stages.2.pos_embed'].shape == (1, 1, 14, 14)
+    assert out['stages.3.cls_pos_embed'].item() == 0
+    torch.testing.assert_close(
+        out['stages.3.pos_embed'].flatten(), torch.arange(1.0, 50.0)
+    )
+    out, _ = convert_published({'pos_embed4': torch.ones(1, 49, 1)})
+    assert list(out) == ['stages.3.pos_embed']
+    with pytest.raises(ValueError, match='square number .* got 48'):
+        convert_published({'pos_embed4': torch.ones(1, 48, 1)})
+
+
+def test_a_cut_backbone_loads_a_whole_file_and_the_other_way(tmp_path):
+    source = nano()
+    cut = load(
+        published_names(source), tmp_path / 'file.pth', out_indices=(0, 1)
+    )
+    image = picture(64, 96)
+    torch.testing.assert_close(cut(image), source(image)[:2])
+    whole = load(cut.state_dict(), tmp_path / 'cut.pth')
+    torch.testing.assert_close(whole(image)[:2], cut(image))
+
+
+def with_nan(state):
+    name = 'stages.1.blocks.0.ffn.fc1.weight'
+    state[name] = state[name].clone()
+    state[name][0, 0] = float('nan')
+    return state
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (lambda s: {'conv1.weight': torch.ones(3)}, 'nothing in .* fits'),
+        (lambda s: {'epoch': 3}, 'holds no weights'),
+        (lambda s: [torch.ones(3)], 'holds no weights'),
+        (with_nan, r'stages\.1\.blocks\.0\.ffn\.fc1\.weight .* not finite'),
+        (
+            lambda s: SOFT('tiny').state_dict(),
+            r'another architecture: .*\[1, 2, 3, 2\].*\[1, 2, 2, 1\]',
+        ),
+        (
+            lambda s: SOFT(
+                dict(
+                    embed_dims=(64, 64, 96, 128),
+                    depths=(1, 2, 2, 1),
+                    num_heads=(2, 2, 3, 4),
+                )
+            ).state_dict(),
+            'another architecture: .* expected',
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load(change(nano().state_dict()), tmp_path / 'file.pth')
+
+
+def test_a_refused_file_leaves_the_model_as_it_was(tmp_path):
+    torch.save(with_nan(nano().state_dict()), tmp_path / 'file.pth')
+    model = SOFT(arch=ARCH)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(ValueError, match='not finite'):
+        load_pretrained(model, str(tmp_path / 'file.pth'))
+    torch.testing.assert_close(dict(model.state_dict()), before)
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, ('hacked',)
+
+
+def test_a_file_cannot_run_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({'state_dict': {}, 'x': Malicious()}, 'file.pth')
+    with pytest.raises(ValueError, match='cannot|read safely'):
+        read_checkpoint('file.pth')
+    assert not (tmp_path / 'hacked').exists()
+
+
+@pytest.mark.parametrize('content', [b'', b'not a checkpoint', b'PK\x03\x04'])
+def test_a_broken_file_is_named(content, tmp_path):
+    path = tmp_path / 'file.pth'
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r'file\.pth'):
+        read_checkpoint(str(path))
+    with pytest.raises(ValueError, match=r'no checkpoint file .*other\.pth'):
+        read_checkpoint(str(tmp_path / 'other.pth'))
+
+
+def test_a_prefix_can_be_given():
+    state = {
+        'teacher.x': torch.zeros(1),
+        'student.x': torch.ones(1),
+        'backbone.x': torch.ones(1),
+    }
+    assert find_state_dict(state, 'teacher') == {'x': torch.zeros(1)}
+    with pytest.raises(ValueError, match="'tutor'"):
+        find_state_dict(state, 'tutor')
+
+
+def convert(*args):
+    tools = Path(__file__).parents[2] / 'tools'
+    script = tools / 'model_converters' / 'soft_to_mm.py'
+    return subprocess.run(
+        [sys.executable, script, *args], capture_output=True, text=True
+    )
+
+
+def test_the_converter_writes_what_the_backbone_loads(tmp_path):
+    source = nano()
+    src, dst = tmp_path / 'src.pth', tmp_path / 'new folder' / 'dst.pth'
+    torch.save({'state_dict_ema': published_names(source)}, src)
+    result = convert(src, dst)
+    assert result.returncode == 0, result.stderr
+    written = torch.load(dst, weights_only=True)['state_dict']
+    torch.testing.assert_close(
+        written, dict(source.state_dict()), atol=0, rtol=0
+    )
+
+
+def test_the_converter_refuses_what_it_cannot_convert(tmp_path):
+    src = tmp_path / 'src.pth'
+    torch.save(nano().state_dict(), src)
+    before = src.read_bytes()
+    for args, message in (
+        ((src, tmp_path / 'dst.pth'), 'none of the published names'),
+        ((tmp_path / 'no.pth', tmp_path / 'dst.pth'), 'no checkpoint file'),
+        ((src, src), 'DST is SRC'),
+    ):
+        result = convert(*args)
+        assert result.returncode != 0
+        assert message in result.stderr
+        assert 'Traceback' not in result.stderr
+    assert src.read_bytes() == before
+    assert not (tmp_path / 'dst.pth').exists()
