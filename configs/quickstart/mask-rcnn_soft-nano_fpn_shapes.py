@@ -51,13 +51,14 @@ model = dict(
 
 # ---- data ----
 data_root = 'data/shapes/'
+img_scale = (160, 160)
 metainfo = dict(
     classes=('circle', 'square', 'triangle', 'star', 'ring', 'cross')
 )
 load = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='Resize', scale=(160, 160), keep_ratio=True),
+    dict(type='Resize', scale=img_scale, keep_ratio=True),
 ]
 train_dataloader = dict(
     batch_size=8,

@@ -1,0 +1,421 @@
+"""The scripts, as a user runs them, on a few drawn pictures."""
+
+import argparse
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip('mmengine')
+
+from mmengine.config import Config
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ROOT / 'tools'
+DETECTION = ROOT / 'configs/quickstart/mask-rcnn_soft-nano_fpn_shapes.py'
+SEGMENTATION = ROOT / 'configs/quickstart/fpn_soft-nano_shapes.py'
+on_cpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason='for machines without a GPU'
+)
+
+
+def load_script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def runtime():
+    pytest.importorskip('mmcv')
+    return load_script(TOOLS / 'runtime.py')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Where the scripts run: not the checkout, and with a space."""
+    pytest.importorskip('cv2')
+    folder = tmp_path_factory.mktemp('a folder')
+    shapes = load_script(TOOLS / 'dataset_converters/shapes.py')
+    shapes.main(
+        [str(folder / 'shapes')]
+        + ['--train', '4', '--val', '2', '--size', '64']
+    )
+    return folder
+
+
+def run(command, folder, check=True, **env):
+    """Run a script; return all that it printed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**os.environ, 'OMP_NUM_THREADS': '1', **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout[-4000:]
+    else:
+        assert done.returncode != 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def python(script, *args):
+    return [sys.executable, TOOLS / script, *args]
+
+
+DETECTION_OPTIONS = [
+    '--cfg-options',
+    'data_root=shapes',
+    'img_scale=(64,64)',
+    'train_dataloader.batch_size=2',
+    'train_cfg.val_interval=1',
+    'default_hooks.checkpoint.interval=1',
+    'default_hooks.logger.interval=1',
+]
+SEGMENTATION_OPTIONS = [
+    '--cfg-options',
+    'data_root=shapes',
+    'crop_size=(64,64)',
+    'train_dataloader.batch_size=2',
+    'train_cfg.val_interval=2',
+    'default_hooks.checkpoint.interval=2',
+    'default_hooks.logger.interval=1',
+]
+
+
+@pytest.fixture(scope='module')
+def detector(folder):
+    """Log and checkpoint of two iterations."""
+    pytest.importorskip('mmdet')
+    log = run(
+        python('train.py', DETECTION, '--work-dir', 'detector')
+        + [*DETECTION_OPTIONS, 'train_cfg.max_epochs=1'],
+        folder,
+    )
+    return log, folder / 'detector/epoch_1.pth'
+
+
+@pytest.fixture(scope='module')
+def segmentor(folder):
+    """Log and checkpoint of two iterations."""
+    pytest.importorskip('mmseg')
+    log = run(
+        python('train.py', SEGMENTATION, '--work-dir', 'segmentor')
+        + [*SEGMENTATION_OPTIONS, 'train_cfg.max_iters=2'],
+        folder,
+    )
+    return log, folder / 'segmentor/iter_2.pth'
+
+
+def test_a_detector_is_trained_and_evaluated(detector):
+    log, checkpoint = detector
+    assert 'Epoch(train) [1][2/2]' in log
+    assert 'grad_norm' in log
+    assert 'coco/segm_mAP' in log
+    assert checkpoint.is_file()
+
+
+def test_training_goes_on_from_the_last_checkpoint(detector, folder):
+    log = run(
+        python('train.py', DETECTION, '--work-dir', 'detector', '--resume')
+        + [*DETECTION_OPTIONS, 'train_cfg.max_epochs=2'],
+        folder,
+    )
+    assert 'resumed epoch: 1, iter: 2' in log
+    assert 'Epoch(train) [1]' not in log
+    assert 'Epoch(train) [2][2/2]' in log
+
+
+def test_a_detector_is_tested_with_all_outputs(detector, folder):
+    log = run(
+        python('test.py', DETECTION, detector[1], '--work-dir', 'tested')
+        + ['--out', 'found.pkl', '--show-dir', 'drawn']
+        + ['--cfg-options', 'data_root=shapes', 'img_scale=(64,64)'],
+        folder,
+    )
+    assert 'coco/bbox_mAP' in log
+    with open(folder / 'found.pkl', 'rb') as file:
+        assert len(pickle.load(file)) == 2
+    assert len(list((folder / 'drawn').rglob('*.png'))) == 2
+
+
+def test_a_segmentor_is_trained_and_evaluated(segmentor):
+    log, checkpoint = segmentor
+    assert 'Iter(train) [2/2]' in log
+    assert 'grad_norm' in log
+    assert 'mIoU' in log
+    assert checkpoint.is_file()
+
+
+def test_a_segmentor_is_tested_with_all_outputs(segmentor, folder):
+    log = run(
+        python('test.py', SEGMENTATION, segmentor[1], '--work-dir', 'tested')
+        + ['--out', 'maps', '--show-dir', 'painted']
+        + ['--cfg-options', 'data_root=shapes'],
+        folder,
+    )
+    assert 'mIoU' in log
+    assert len(list((folder / 'maps').glob('*.png'))) == 2
+    assert len(list((folder / 'painted').rglob('*.png'))) == 2
+
+
+@on_cpu
+def test_mixed_precision_without_a_gpu_is_refused(folder):
+    log = run(python('train.py', DETECTION, '--amp'), folder, check=False)
+    assert '--amp needs a GPU' in log
+    assert 'Traceback' not in log
+    assert not (folder / 'work_dirs').exists()
+
+
+@on_cpu
+def test_mixed_precision_in_the_config_is_refused_too(runtime):
+    cfg = Config.fromfile(SEGMENTATION)
+    cfg.optim_wrapper.type = 'AmpOptimWrapper'
+    cfg.launcher = 'none'
+    with pytest.raises(SystemExit, match='needs a GPU'):
+        runtime.prepare_device(cfg)
+
+
+@on_cpu
+def test_shared_statistics_become_own_ones_without_a_gpu(runtime):
+    cfg = Config.fromfile(
+        ROOT / 'configs/segmentation'
+        '/upernet_soft-tiny_8xb2-160k_ade20k-512x512.py'
+    )
+    cfg.launcher = 'none'
+    runtime.prepare_device(cfg)
+    assert cfg.model.backbone.norm_cfg.type == 'BN'
+    assert cfg.model.decode_head.norm_cfg.type == 'BN'
+    assert cfg.model.auxiliary_head.norm_cfg.type == 'BN'
+
+
+@on_cpu
+def test_other_launchers_without_a_gpu_are_refused(runtime):
+    cfg = Config.fromfile(SEGMENTATION)
+    cfg.launcher = 'slurm'
+    with pytest.raises(SystemExit, match='--launcher slurm needs GPUs'):
+        runtime.prepare_device(cfg)
+
+
+def arguments(config, options=None):
+    return argparse.Namespace(
+        config=str(config),
+        cfg_options=options or {},
+        launcher='none',
+        work_dir=None,
+        local_rank=0,
+    )
+
+
+def test_one_option_changes_the_crop_and_all_that_follows_it(runtime):
+    pytest.importorskip('mmseg')
+    for path in (ROOT / 'configs/segmentation').glob('*.py'):
+        cfg = runtime.load_config(arguments(path, {'crop_size': (96, 128)}))
+        assert cfg.crop_size == (96, 128)
+        assert cfg.model.data_preprocessor.size == (96, 128)
+        crop = cfg.train_dataloader.dataset.pipeline[3]
+        assert crop == dict(
+            type='RandomCrop', crop_size=(96, 128), cat_max_ratio=0.75
+        )
+
+
+@pytest.mark.parametrize('place', ['elsewhere', 'elsewhere/'])
+def test_one_option_moves_the_data(runtime, place):
+    pytest.importorskip('mmdet')
+    for path in (ROOT / 'configs/detection').glob('*.py'):
+        cfg = runtime.load_config(arguments(path, {'data_root': place}))
+        paths = [
+            *runtime.data_paths(cfg.train_dataloader),
+            *runtime.data_paths(cfg.val_dataloader),
+            *runtime.data_paths(cfg.test_dataloader),
+            *runtime.data_paths(cfg.val_evaluator),
+            *runtime.data_paths(cfg.test_evaluator),
+        ]
+        assert len(paths) == 8
+        for entry in paths:
+            assert entry.startswith('elsewhere/')
+            assert '//' not in entry
+
+
+def test_an_explicit_option_wins(runtime):
+    pytest.importorskip('mmseg')
+    options = {
+        'data_root': 'elsewhere/',
+        'train_dataloader.dataset.data_root': 'here/',
+    }
+    cfg = runtime.load_config(arguments(SEGMENTATION, options))
+    assert cfg.train_dataloader.dataset.data_root == 'here/'
+    assert cfg.val_dataloader.dataset.data_root == 'elsewhere/'
+
+
+def test_missing_files_are_named(runtime, tmp_path):
+    with pytest.raises(SystemExit, match='the config .*absent.py does not'):
+        runtime.load_config(arguments(tmp_path / 'absent.py'))
+    with pytest.raises(SystemExit, match='the checkpoint .*absent.pth'):
+        runtime.require_file(str(tmp_path / 'absent.pth'), 'checkpoint')
+    runtime.require_file('https://example.org/absent.pth', 'checkpoint')
+
+
+def test_missing_data_are_named(runtime, tmp_path):
+    pytest.importorskip('mmdet')
+    options = {'data_root': str(tmp_path)}
+    cfg = runtime.load_config(arguments(DETECTION, options))
+    expected = f'{tmp_path}/annotations/instances_train.json'
+    with pytest.raises(SystemExit, match=expected):
+        runtime.require_data(cfg.train_dataloader)
+    (tmp_path / 'annotations').mkdir()
+    (tmp_path / 'annotations/instances_train.json').touch()
+    with pytest.raises(SystemExit, match='images/train'):
+        runtime.require_data(cfg.train_dataloader)
+
+
+def test_a_failing_import_shows_its_own_cause(runtime, tmp_path, monkeypatch):
+    (tmp_path / 'plugin_of_user.py').write_text('import absent_package\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tmp_path / 'config.py'
+    config.write_text(
+        "custom_imports = dict(imports=['plugin_of_user'], "
+        'allow_failed_imports=False)\n'
+    )
+    with pytest.raises(ModuleNotFoundError, match="named 'absent_package'"):
+        runtime.load_config(arguments(config))
+
+
+def test_a_config_without_a_scope_is_explained(runtime, tmp_path):
+    (tmp_path / 'config.py').write_text('model = dict()\n')
+    with pytest.raises(SystemExit, match='no default_scope'):
+        runtime.load_config(arguments(tmp_path / 'config.py'))
+
+
+def test_training_stops_when_the_loss_stays_broken(runtime):
+    model = torch.nn.Linear(2, 2)
+    model.weight.data[0, 0] = torch.nan
+    runner = argparse.Namespace(model=model)
+    hook = runtime.FiniteLossHook(patience=3)
+    broken, fine = {'loss': torch.tensor(torch.nan)}, {'loss': torch.ones(())}
+    for outputs in (broken, broken, fine, broken, broken):
+        hook.after_train_iter(runner, 0, outputs=outputs)
+    with pytest.raises(FloatingPointError, match='weight'):
+        hook.after_train_iter(runner, 0, outputs=broken)
+
+
+@pytest.mark.slow
+def test_test_time_augmentation_of_a_detector(detector, folder):
+    """The base of the COCO recipes has the pipeline; masks are left out."""
+    options = Config.fromfile(
+        ROOT / 'configs/_base_/datasets/coco_detection.py'
+    )
+    (folder / 'tta.py').write_text(
+        f'_base_ = {str(DETECTION)!r}\n'
+        f'tta_pipeline = {options.tta_pipeline!r}\n'
+    )
+    log = run(
+        python('test.py', 'tta.py', detector[1], '--tta')
+        + ['--cfg-options', 'data_root=shapes'],
+        folder,
+    )
+    assert 'leaves masks out' in log
+    assert 'coco/bbox_mAP' in log
+    assert 'coco/segm_mAP' not in log
+
+
+@pytest.mark.slow
+def test_test_time_augmentation_of_a_segmentor(segmentor, folder):
+    options = Config.fromfile(ROOT / 'configs/_base_/datasets/ade20k.py')
+    (folder / 'tta_seg.py').write_text(
+        f'_base_ = {str(SEGMENTATION)!r}\n'
+        f'tta_pipeline = {options.tta_pipeline!r}\n'
+    )
+    log = run(
+        python('test.py', 'tta_seg.py', segmentor[1], '--tta')
+        + ['--cfg-options', 'data_root=shapes'],
+        folder,
+    )
+    assert 'mIoU' in log
+
+
+@pytest.mark.slow
+def test_a_run_that_breaks_ends_with_an_error(folder):
+    pytest.importorskip('mmdet')
+    log = run(
+        python('train.py', DETECTION, '--work-dir', 'broken')
+        + [*DETECTION_OPTIONS, 'train_cfg.max_epochs=10']
+        + ['optim_wrapper.optimizer.lr=1e30', 'train_cfg.val_interval=100']
+        + ['param_scheduler.0.start_factor=1'],
+        folder,
+        check=False,
+    )
+    assert 'FloatingPointError' in log
+
+
+def distributed(script, *args):
+    return ['bash', TOOLS / script, *args]
+
+
+@pytest.fixture
+def environment():
+    """Environment in which `python` is this interpreter."""
+    folder = Path(sys.executable).parent
+    return dict(PATH=f'{folder}{os.pathsep}{os.environ["PATH"]}')
+
+
+@pytest.mark.slow
+@on_cpu
+def test_two_processes_train_resume_and_test(folder, environment):
+    pytest.importorskip('mmseg')
+    train = distributed('dist_train.sh', SEGMENTATION, 2)
+    train += ['--work-dir', 'two']
+    log = run(
+        [*train, *SEGMENTATION_OPTIONS, 'train_cfg.max_iters=2'],
+        folder,
+        **environment,
+    )
+    assert 'Iter(train) [2/2]' in log
+    log = run(
+        [*train, '--resume', *SEGMENTATION_OPTIONS, 'train_cfg.max_iters=4'],
+        folder,
+        **environment,
+    )
+    assert 'resumed epoch: 0, iter: 2' in log
+    assert 'Iter(train) [4/4]' in log
+    log = run(
+        distributed('dist_test.sh', SEGMENTATION, 'two/iter_4.pth', 2)
+        + ['--cfg-options', 'data_root=shapes'],
+        folder,
+        **environment,
+    )
+    assert 'mIoU' in log
+
+
+@pytest.mark.slow
+@on_cpu
+def test_two_jobs_at_once(folder, environment):
+    pytest.importorskip('mmdet')
+    jobs = [
+        subprocess.Popen(
+            [
+                *map(str, distributed('dist_train.sh', DETECTION, 1)),
+                *('--work-dir', f'job{i}', *DETECTION_OPTIONS),
+                'train_cfg.max_epochs=1',
+            ],
+            cwd=folder,
+            env={**os.environ, **environment, 'OMP_NUM_THREADS': '1'},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    logs = [job.communicate(timeout=900)[0] for job in jobs]
+    for job, log in zip(jobs, logs, strict=True):
+        assert job.returncode == 0, log[-4000:]
+        assert 'Epoch(train) [1][2/2]' in log
