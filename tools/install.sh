@@ -16,8 +16,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/soft_mm/wheels
 case $HOSTS in
-    maintained) REQUIREMENTS=requirements/mminstall.txt MMCV=onedl-mmcv ;;
-    original) REQUIREMENTS=requirements/mminstall-original.txt MMCV=mmcv ;;
+    maintained) REQUIREMENTS=requirements/mminstall.txt MMCV=onedl-mmcv OTHER=mmengine ;;
+    original) REQUIREMENTS=requirements/mminstall-original.txt MMCV=mmcv OTHER=onedl-mmengine ;;
 esac
 
 # All that an installation depends on.
@@ -34,7 +34,7 @@ find_python() {
     [[ -z ${PYTHON-} ]] || candidates=("$PYTHON")
     for candidate in "${candidates[@]}"; do
         found=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
-            found='missing'
+            found='not there'
         case $found in
             3.10 | 3.11 | 3.12) PYTHON=$candidate && return ;;
         esac
@@ -134,12 +134,17 @@ for path in include_paths() + [sysconfig.get_path("include")]: print(f"-I\"{path
         mkdir -p "$WHEELS" && mv "$TMP/wheels/"*.whl "$WHEELS"
 }
 
+# an environment keeps its Python, whatever python3 means today
+[[ -n ${PYTHON-} || ! -x $VENV/bin/python ]] || PYTHON=$VENV/bin/python
+find_python
+venv_python=$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || venv_python=$found
+[[ $venv_python == "$found" ]] ||
+    die "$VENV holds Python $venv_python, but $PYTHON is $found. Delete $VENV or set VENV= to another folder."
 if [[ -e $VENV/installed && $(stamp 2>/dev/null) == "$(<"$VENV/installed")" ]]; then
     say "$VENV is up to date ($HOSTS hosts, $(<"$VENV/device"))"
     exit
 fi
 
-find_python
 compgen -G "$CACHE/*/${MMCV/-/_}-*.whl" >/dev/null || check_compiler
 mkdir -p "$VENV"
 exec 9>"$VENV/lock"
@@ -148,9 +153,8 @@ flock -n 9 || {
     flock 9
 }
 python -m pip --version >/dev/null 2>&1 || create_venv
-venv_python=$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-[[ $venv_python == "$found" ]] ||
-    die "$VENV holds Python $venv_python, but $PYTHON is $found. Delete $VENV or set VENV= to another folder."
+! python -m pip show "$OTHER" >/dev/null 2>&1 ||
+    die "$VENV holds $OTHER, which is not of the $HOSTS set, and one would overwrite the other. Set VENV= to another folder."
 
 TMP=$(mktemp -d)
 trap 'rm -rf "$TMP"; kill $(jobs -p) 2>/dev/null || true' EXIT

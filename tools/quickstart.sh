@@ -20,7 +20,7 @@ say '[1/4] installing'
 bash tools/install.sh --hosts "$HOSTS"
 use_device
 
-step data '[2/4] drawing the data set in data/shapes' \
+step data '[2/4] drawing the data set data/shapes, unless it is there' \
     python tools/dataset_converters/shapes.py data/shapes
 
 # the file holds the arguments of the training that finished
