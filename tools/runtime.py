@@ -203,11 +203,13 @@ def trust_checkpoints() -> None:
     """Let torch >= 2.6 load what mmengine 0.10.7 saves beside the weights.
 
     These are the loss curves of the logger: NumPy arrays in a class of
-    mmengine. Code in a checkpoint is still refused.
+    mmengine, with its methods, which are pickled as calls of ``getattr``.
+    torch still calls nothing in a checkpoint that is not listed.
     """
     torch.serialization.add_safe_globals(
         [
             HistoryBuffer,
+            getattr,
             np.array(0).__reduce__()[0],  # its module depends on the version
             np.float64(0).__reduce__()[0],
             np.ndarray,

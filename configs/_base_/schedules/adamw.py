@@ -11,5 +11,6 @@ optim_wrapper = dict(
             'cls_token': dict(decay_mult=0.0),
         },
     ),
+    # usual norms are 1 to 20: only explosions are cut
     clip_grad=dict(max_norm=35, norm_type=2),
 )
