@@ -330,8 +330,9 @@ def picture(size, scope):
 
 
 @pytest.mark.slow
-def test_one_step_of_training_and_one_prediction(cfg):
-    cfg = cfg.copy()
+def test_one_step_of_training_and_one_prediction(path):
+    cfg = Config.fromfile(path)
+    cfg.model.backbone.drop_path_rate = 0.0  # it may drop all of two pictures
     if 'crop_size' in cfg:
         cfg.model.data_preprocessor.size = (64, 96)
     model = build(cfg)

@@ -344,6 +344,24 @@ def test_test_time_augmentation_of_a_segmentor(segmentor, folder):
 
 
 @pytest.mark.slow
+def test_classes_that_do_not_occur_are_reported(folder):
+    pytest.importorskip('mmdet')
+    (folder / 'other.py').write_text(
+        f'_base_ = {str(DETECTION)!r}\n'
+        'train_dataloader = dict(dataset=dict(\n'
+        "    metainfo=dict(classes=('dog',)),\n"
+        '    filter_cfg=dict(filter_empty_gt=True)))\n'
+    )
+    log = run(
+        python('train.py', 'other.py', *DETECTION_OPTIONS),
+        folder,
+        check=False,
+    )
+    assert 'the training data set is empty' in log
+    assert 'Traceback' not in log
+
+
+@pytest.mark.slow
 def test_a_run_that_breaks_ends_with_an_error(folder):
     pytest.importorskip('mmdet')
     log = run(

@@ -252,6 +252,22 @@ class FiniteLossHook(Hook):
             )
 
 
+def require_samples(runner: Runner) -> None:
+    """Stop with one line if no training picture is left after filtering.
+
+    The hosts then fail in NumPy, far from the cause.
+    """
+    try:
+        runner.train_loop  # noqa: B018 - built, with its data, on first use
+    except ValueError as error:
+        if 'need at least one array to concatenate' not in str(error):
+            raise
+        raise SystemExit(
+            'error: the training data set is empty: no picture was found, or '
+            'none has an object of the classes in metainfo'
+        ) from None
+
+
 def build_runner(cfg: Config) -> Runner:
     """Build the runner that the config asks for."""
     build = RUNNERS.build if 'runner_type' in cfg else Runner.from_cfg

@@ -16,6 +16,7 @@ from runtime import (
     prepare_device,
     require_data,
     require_file,
+    require_samples,
     trust_checkpoints,
 )
 
@@ -75,7 +76,9 @@ def main() -> None:
     )
     trust_checkpoints()
     prepare_device(cfg)
-    build_runner(cfg).train()
+    runner = build_runner(cfg)
+    require_samples(runner)
+    runner.train()
 
 
 if __name__ == '__main__':
