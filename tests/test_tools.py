@@ -379,29 +379,22 @@ def distributed(script, *args):
     return ['bash', TOOLS / script, *args]
 
 
-@pytest.fixture
-def environment():
-    """Environment in which `python` is this interpreter."""
-    folder = Path(sys.executable).parent
-    return dict(PATH=f'{folder}{os.pathsep}{os.environ["PATH"]}')
-
-
 @pytest.mark.slow
 @on_cpu
-def test_two_processes_train_resume_and_test(folder, environment):
+def test_two_processes_train_resume_and_test(folder):
     pytest.importorskip('mmseg')
     train = distributed('dist_train.sh', SEGMENTATION, 2)
     train += ['--work-dir', 'two']
     log = run(
         [*train, *SEGMENTATION_OPTIONS, 'train_cfg.max_iters=2'],
         folder,
-        **environment,
+        PYTHON=sys.executable,
     )
     assert 'Iter(train) [2/2]' in log
     log = run(
         [*train, '--resume', *SEGMENTATION_OPTIONS, 'train_cfg.max_iters=4'],
         folder,
-        **environment,
+        PYTHON=sys.executable,
     )
     assert 'resumed epoch: 0, iter: 2' in log
     assert 'Iter(train) [4/4]' in log
@@ -409,14 +402,14 @@ def test_two_processes_train_resume_and_test(folder, environment):
         distributed('dist_test.sh', SEGMENTATION, 'two/iter_4.pth', 2)
         + ['--cfg-options', 'data_root=shapes'],
         folder,
-        **environment,
+        PYTHON=sys.executable,
     )
     assert 'mIoU' in log
 
 
 @pytest.mark.slow
 @on_cpu
-def test_two_jobs_at_once(folder, environment):
+def test_two_jobs_at_once(folder):
     pytest.importorskip('mmdet')
     jobs = [
         subprocess.Popen(
@@ -426,7 +419,11 @@ def test_two_jobs_at_once(folder, environment):
                 'train_cfg.max_epochs=1',
             ],
             cwd=folder,
-            env={**os.environ, **environment, 'OMP_NUM_THREADS': '1'},
+            env={
+                **os.environ,
+                'PYTHON': sys.executable,
+                'OMP_NUM_THREADS': '1',
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # tools/dist_train.sh CONFIG GPUS [options of train.py]
 #
-# From the environment: PORT (a free one by default), and for several machines
-# NNODES, NODE_RANK, MASTER_ADDR. Without GPUs, GPUS processes run on the CPU.
+# From the environment: PORT (a free one by default), PYTHON, and for several
+# machines NNODES, NODE_RANK, MASTER_ADDR. Without GPUs, as many processes run
+# on the CPU.
 set -euo pipefail
+if (($# < 2)); then
+    echo "usage: $0 CONFIG GPUS [options of train.py]" >&2
+    exit 2
+fi
 config=$1 gpus=$2
 if [[ ${NNODES:-1} == 1 && -z ${PORT:-} ]]; then
     rendezvous=(--standalone)
@@ -14,6 +19,6 @@ else
         --master-port="${PORT:-29500}"
     )
 fi
-exec python -m torch.distributed.run "${rendezvous[@]}" \
+exec "${PYTHON:-python}" -m torch.distributed.run "${rendezvous[@]}" \
     --nproc-per-node="$gpus" "$(dirname "$0")/train.py" "$config" \
     --launcher pytorch "${@:3}"
