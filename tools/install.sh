@@ -14,7 +14,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 [[ $# == 0 ]] || die "unknown argument '$1'; usage: tools/install.sh [--hosts maintained|original]"
 
-CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/soft_mm/wheels
+CACHE=${XDG_CACHE_HOME:-~/.cache}/soft_mm/wheels
 case $HOSTS in
     maintained) REQUIREMENTS=requirements/mminstall.txt MMCV=onedl-mmcv OTHER=mmengine ;;
     original) REQUIREMENTS=requirements/mminstall-original.txt MMCV=mmcv OTHER=onedl-mmengine ;;
@@ -140,18 +140,18 @@ find_python
 venv_python=$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || venv_python=$found
 [[ $venv_python == "$found" ]] ||
     die "$VENV holds Python $venv_python, but $PYTHON is $found. Delete $VENV or set VENV= to another folder."
+mkdir -p "$CACHE" "$VENV"
+exec 9>"$VENV/lock"
+flock -n 9 || {
+    say "another installation in $VENV is running, waiting for it"
+    flock 9
+}
 if [[ -e $VENV/installed && $(stamp 2>/dev/null) == "$(<"$VENV/installed")" ]]; then
     say "$VENV is up to date ($HOSTS hosts, $(<"$VENV/device"))"
     exit
 fi
 
 compgen -G "$CACHE/*/${MMCV/-/_}-*.whl" >/dev/null || check_compiler
-mkdir -p "$VENV"
-exec 9>"$VENV/lock"
-flock -n 9 || {
-    say "another installation in $VENV is running, waiting for it"
-    flock 9
-}
 python -m pip --version >/dev/null 2>&1 || create_venv
 ! python -m pip show "$OTHER" >/dev/null 2>&1 ||
     die "$VENV holds $OTHER, which is not of the $HOSTS set, and one would overwrite the other. Set VENV= to another folder."
