@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 CONFIG=configs/quickstart/mask-rcnn_soft-nano_fpn_shapes.py
 WORK=work_dirs/quickstart
-LOGS=$WORK/logs
+LOGS=$ROOT/$WORK/logs
 mkdir -p "$LOGS"
 
 say '[1/4] installing'
