@@ -228,6 +228,19 @@ def test_one_option_changes_the_crop_and_all_that_follows_it(runtime):
         )
 
 
+def test_a_crop_changed_in_vain_is_reported(runtime, tmp_path):
+    pytest.importorskip('mmseg')
+    child = tmp_path / 'child.py'
+    child.write_text(f'_base_ = {str(SEGMENTATION)!r}\ncrop_size = (96, 96)\n')
+    cfg = runtime.load_config(arguments(child))
+    with pytest.raises(SystemExit, match='used its own crop_size'):
+        runtime.require_one_crop(cfg)
+    with pytest.raises(SystemExit, match='crop_size must be like'):
+        runtime.load_config(arguments(SEGMENTATION, {'crop_size': 96}))
+    cfg = runtime.load_config(arguments(SEGMENTATION))
+    runtime.require_one_crop(cfg)
+
+
 @pytest.mark.parametrize('place', ['elsewhere', 'elsewhere/'])
 def test_one_option_moves_the_data(runtime, place):
     pytest.importorskip('mmdet')

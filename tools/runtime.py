@@ -102,9 +102,15 @@ def set_variable(cfg: Config, name: str, value) -> None:
         value: Its new value.
     """
     old = cfg[name]
+    try:
+        value = type(old)(value)
+    except TypeError:
+        raise SystemExit(
+            f'error: {name} must be like {old}, got {value}'
+        ) from None
     if isinstance(old, str) and old.endswith('/'):
         value = value.rstrip('/') + '/'
-    replace(cfg, old, type(old)(value))
+    replace(cfg, old, value)
 
 
 def replace(node, old, new) -> None:
@@ -115,8 +121,29 @@ def replace(node, old, new) -> None:
             node[key] = new
         elif isinstance(value, dict | list):
             replace(value, old, new)
-        elif isinstance(old, str) and str(value).startswith(old):
+        elif (
+            isinstance(value, str)
+            and isinstance(old, str)
+            and value.startswith(old)
+        ):
             node[key] = new + value[len(old) :]
+
+
+def require_one_crop(cfg: Config) -> None:
+    """Stop if a child config changed the variable, which alone does nothing.
+
+    Args:
+        cfg: A segmentation config with a variable ``crop_size``, or any.
+    """
+    size = cfg.model.get('data_preprocessor', {}).get('size')
+    crop = cfg.get('crop_size', size)
+    if size is not None and tuple(crop) != tuple(size):
+        raise SystemExit(
+            f'error: crop_size is {crop}, but pictures are padded to '
+            f'model.data_preprocessor.size = {size}. The base config has '
+            'used its own crop_size: change it there, or by --cfg-options '
+            f'crop_size="{crop}", or set the pipeline and the size too'
+        )
 
 
 def require_file(path: str, meaning: str) -> None:

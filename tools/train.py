@@ -16,6 +16,7 @@ from runtime import (
     prepare_device,
     require_data,
     require_file,
+    require_one_crop,
     require_samples,
     trust_checkpoints,
 )
@@ -69,6 +70,7 @@ def main() -> None:
         cfg.load_from = None if args.resume == 'auto' else args.resume
     if cfg.get('load_from'):
         require_file(cfg.load_from, 'checkpoint')
+    require_one_crop(cfg)
     require_data(
         cfg.train_dataloader,
         cfg.get('val_dataloader'),
