@@ -331,7 +331,9 @@ class SOFT(BaseModule):
         for i, stage in enumerate(self.stages):
             x = stage(x)
             if i in self.out_indices:
-                outs.append(x)
+                # mmcv's RoIAlign on the CPU ignores strides, and a neck passes
+                # on the layout that it gets
+                outs.append(x.contiguous())
         return tuple(outs)
 
     def train(self, mode: bool = True) -> 'SOFT':

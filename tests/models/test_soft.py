@@ -117,6 +117,8 @@ def test_any_size_gives_maps_rounded_up(size, grid):
     ):
         expected = (1, channels, -(-size[0] // stride), -(-size[1] // stride))
         assert out.shape == expected
+        # an operator that ignores strides must read the right values
+        assert out.is_contiguous()
         assert torch.isfinite(out).all()
 
 
