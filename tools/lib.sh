@@ -24,7 +24,7 @@ esac
 # -s: a virtual environment's python is a link that must not be followed
 [[ -z ${VENV-} ]] || VENV=$(realpath -ms "$VENV")
 [[ ${PYTHON-} != */* ]] || PYTHON=$(realpath -ms "$PYTHON")
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 VENV=${VENV:-$ROOT/$default_venv}
 LOGS=$VENV/logs
