@@ -7,12 +7,11 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.hooks import Hook
-from mmengine.logging import HistoryBuffer, print_log
+from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
@@ -223,26 +222,6 @@ def prepare_device(cfg: Config) -> None:
         'No GPU: processes speak by '
         f'{options["backend"]}, SyncBN is replaced by BN.',
         'current',
-    )
-
-
-def trust_checkpoints() -> None:
-    """Let torch >= 2.6 load what mmengine 0.10.7 saves beside the weights.
-
-    These are the loss curves of the logger: NumPy arrays in a class of
-    mmengine, with its methods, which are pickled as calls of ``getattr``.
-    torch still calls nothing in a checkpoint that is not listed.
-    """
-    torch.serialization.add_safe_globals(
-        [
-            HistoryBuffer,
-            getattr,
-            np.array(0).__reduce__()[0],  # its module depends on the version
-            np.float64(0).__reduce__()[0],
-            np.ndarray,
-            np.dtype,
-            *(type(np.dtype(name)) for name in ('f8', 'f4', 'i8', 'i4')),
-        ]
     )
 
 

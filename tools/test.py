@@ -15,8 +15,9 @@ from runtime import (
     prepare_device,
     require_data,
     require_file,
-    trust_checkpoints,
 )
+
+from soft_mm.models.checkpoint import allow_training_records
 
 
 def parse_args() -> argparse.Namespace:
@@ -59,7 +60,7 @@ def main() -> None:
         draw(cfg, args)
     if args.out:
         save_predictions(cfg, args.out)
-    trust_checkpoints()
+    allow_training_records()
     prepare_device(cfg)
     build_runner(cfg).test()
 

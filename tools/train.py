@@ -18,8 +18,9 @@ from runtime import (
     require_file,
     require_one_crop,
     require_samples,
-    trust_checkpoints,
 )
+
+from soft_mm.models.checkpoint import allow_training_records
 
 
 def parse_args() -> argparse.Namespace:
@@ -76,7 +77,7 @@ def main() -> None:
         cfg.get('val_dataloader'),
         cfg.get('val_evaluator'),
     )
-    trust_checkpoints()
+    allow_training_records()
     prepare_device(cfg)
     runner = build_runner(cfg)
     require_samples(runner)

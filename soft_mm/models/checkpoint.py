@@ -64,7 +64,7 @@ def read_checkpoint(filename: str) -> dict:
         return CheckpointLoader.load_checkpoint(filename, map_location='cpu')
     if not os.path.isfile(filename):
         raise ValueError(f'there is no checkpoint file {filename!r}')
-    torch.serialization.add_safe_globals(_record_types())
+    allow_training_records()
     try:
         return torch.load(filename, map_location='cpu', weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
@@ -75,20 +75,26 @@ def read_checkpoint(filename: str) -> dict:
         ) from error
 
 
-def _record_types() -> list:
-    """What training scripts store beside tensors, harmless to rebuild."""
-    scalar = np.float64(0).__reduce__()[0]
-    reconstruct = np.zeros(0).__reduce__()[0]
-    dtypes = {type(np.dtype(t)) for t in ('f8', 'f4', 'i8', 'i4', 'u1', '?')}
-    return [
-        argparse.Namespace,
-        HistoryBuffer,
-        np.ndarray,
-        np.dtype,
-        scalar,
-        reconstruct,
-        *dtypes,
-    ]
+def allow_training_records() -> None:
+    """Let torch's safe loading read what training scripts store.
+
+    Beside the weights these are their arguments and the logger's loss curves:
+    NumPy arrays in a class of mmengine, with its methods, which are pickled
+    as calls of ``getattr``. torch still calls nothing that is not listed.
+    """
+    torch.serialization.add_safe_globals(
+        [
+            argparse.Namespace,
+            HistoryBuffer,
+            getattr,
+            np.ndarray,
+            np.dtype,
+            # the modules of these depend on NumPy's version
+            np.float64(0).__reduce__()[0],
+            np.zeros(0).__reduce__()[0],
+            *(type(np.dtype(name)) for name in ('f8', 'f4', 'i8', 'i4')),
+        ]
+    )
 
 
 def find_state_dict(checkpoint: dict, prefix: str | None = None) -> dict:

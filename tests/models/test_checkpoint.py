@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.logging import MMLogger
+from mmengine.logging import HistoryBuffer, MMLogger
 
 from soft_mm.models import SOFT
 from soft_mm.models.checkpoint import (
@@ -120,6 +120,7 @@ def test_published_names_are_those_of_the_published_file(golden):
             'state_dict_ema': s,
             'args': argparse.Namespace(lr=1e-3),
             'metric': np.float64(79.3),
+            'curve': HistoryBuffer([0.5, 0.4], [1, 1]),
         },
         lambda s: {'state_dict': {f'module.{k}': v for k, v in s.items()}},
         lambda s: {
