@@ -155,7 +155,7 @@ def test_classes_are_balanced(shapes):
     labels = [shapes.compose_scene(rng(i), 64)[1] for i in range(400)]
     shares = np.bincount(np.concatenate(labels)) / sum(map(len, labels))
     np.testing.assert_allclose(shares, 1 / 6, rtol=0.2)
-    counts = np.bincount([len(label) for label in labels], minlength=7)
+    counts = np.bincount([len(label) for label in labels], minlength=6)
     assert counts[0] == 0
     assert (counts[1:] > 20).all()
 
@@ -239,11 +239,21 @@ def test_edges_are_antialiased(shapes, monkeypatch):
         assert between[~edge].mean() < 0.005
 
 
-def test_colours_differ_clearly(shapes):
-    for seed in range(20):
-        colours = shapes.distinct_colours(rng(seed), 7)
+def test_colours_differ_clearly_and_hint_at_the_class(shapes):
+    offsets = []
+    for seed in range(100):
+        labels = rng(seed).integers(6, size=4)
+        colours = shapes.scene_colours(rng(seed), labels)
         gaps = np.linalg.norm(colours[:, None] - colours[None], axis=-1)
-        assert gaps[~np.eye(7, dtype=bool)].min() >= 80
+        assert gaps[~np.eye(5, dtype=bool)].min() >= 60
+        hsv = cv2.cvtColor(
+            (colours[None] / 255).astype(np.float32), cv2.COLOR_BGR2HSV
+        )[0]
+        assert (hsv[1:, 1] > hsv[0, 1]).all()
+        offsets.extend((hsv[1:, 0] - 60 * labels + 180) % 360 - 180)
+    assert abs(np.mean(offsets)) < 5
+    # half of what lies between two classes: a hint, not the answer
+    assert 25 < np.std(offsets) < 35
 
 
 def test_hidden_shape_leaves_and_hides_nothing(shapes):
