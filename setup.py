@@ -3,8 +3,8 @@
 mmengine, mmcv, mmdet and mmseg each exist as two distributions (onedl-* and
 the original ones) that fill the same folders. Whichever `install_requires`
 named, pip would lay it over the other one, so the user picks an extra:
-`soft_mm[maintained]` or `soft_mm[original]`. `import soft_mm.models` needs
-the mmengine of either; `soft_mm.ops` needs torch alone.
+`soft_mm[maintained]` or `soft_mm[original]`. `import soft_mm` needs the
+mmengine of either.
 """
 
 import re
