@@ -23,7 +23,11 @@ model = dict(
         pretrain_img_size=160,
         drop_path_rate=0.0,
     ),
-    neck=dict(in_channels=[32, 64, 128, 192], out_channels=channels),
+    neck=dict(
+        in_channels=[32, 64, 128, 192],
+        out_channels=channels,
+        norm_cfg=dict(type='BN'),  # learns faster from scratch
+    ),
     decode_head=dict(
         in_channels=[channels] * 4,
         channels=channels,
@@ -64,7 +68,7 @@ dataset = dict(
     reduce_zero_label=True,  # 0 is unlabelled, as in ADE20K
 )
 train_dataloader = dict(
-    batch_size=8,
+    batch_size=4,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
@@ -102,7 +106,7 @@ val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
 test_evaluator = val_evaluator
 
 # ---- schedule ----
-max_iters = 1500
+max_iters = 3000
 optim_wrapper = dict(optimizer=dict(lr=1e-3, weight_decay=0.01))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
@@ -115,10 +119,10 @@ param_scheduler = [
     ),
 ]
 train_cfg = dict(
-    type='IterBasedTrainLoop', max_iters=max_iters, val_interval=300
+    type='IterBasedTrainLoop', max_iters=max_iters, val_interval=600
 )
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 default_hooks = dict(
-    logger=dict(interval=20), checkpoint=dict(interval=max_iters)
+    logger=dict(interval=50), checkpoint=dict(interval=max_iters)
 )
