@@ -30,7 +30,8 @@ else
     say "[3/4] training in $WORK"
     rm -f "$WORK/finished"
     touch "$WORK/started"
-    python tools/train.py "$CONFIG" --work-dir "$WORK" "$@" 2>&1 | tee "$LOGS/train.log" ||
+    # not a pipe, whose end would wait for workers that a killed training leaves
+    python tools/train.py "$CONFIG" --work-dir "$WORK" "$@" > >(tee "$LOGS/train.log") 2>&1 ||
         failed '[3/4] training' "$LOGS/train.log"
     echo "$*" >"$WORK/finished"
 fi

@@ -68,11 +68,19 @@ def read_checkpoint(filename: str) -> dict:
     try:
         return torch.load(filename, map_location='cpu', weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        raise ValueError(
-            f'{filename!r} is not a checkpoint that can be read safely: '
-            f'{error}\nIf you trust the file, load it with torch.load(..., '
-            "weights_only=False) and save its 'state_dict' alone"
-        ) from error
+        if 'Unsupported global' in str(error):
+            reason = (
+                'holds objects that could run code and is not read: '
+                f'{error}\nIf you trust it, load it with torch.load(..., '
+                "weights_only=False) and save its 'state_dict' alone"
+            )
+        else:
+            first_line = (str(error) or type(error).__name__).splitlines()[0]
+            reason = (
+                'is damaged or not a checkpoint (a web page saved in its '
+                f'place?): {first_line}'
+            )
+        raise ValueError(f'{filename!r} {reason}') from error
 
 
 def allow_training_records() -> None:

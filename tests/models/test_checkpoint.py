@@ -251,16 +251,18 @@ class Malicious:
 def test_a_file_cannot_run_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({'state_dict': {}, 'x': Malicious()}, 'file.pth')
-    with pytest.raises(ValueError, match='cannot|read safely'):
+    with pytest.raises(ValueError, match='could run code'):
         read_checkpoint('file.pth')
     assert not (tmp_path / 'hacked').exists()
 
 
-@pytest.mark.parametrize('content', [b'', b'not a checkpoint', b'PK\x03\x04'])
+@pytest.mark.parametrize(
+    'content', [b'', b'not a checkpoint', b'<html>', b'PK\x03\x04']
+)
 def test_a_broken_file_is_named(content, tmp_path):
     path = tmp_path / 'file.pth'
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r'file\.pth'):
+    with pytest.raises(ValueError, match=r'file\.pth.* is damaged or not a'):
         read_checkpoint(str(path))
     with pytest.raises(ValueError, match=r'no checkpoint file .*other\.pth'):
         read_checkpoint(str(tmp_path / 'other.pth'))

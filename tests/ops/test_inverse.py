@@ -16,7 +16,8 @@ def landmarks_of(kind, n, dtype=torch.float64):
     x = {
         'random': x / 32**0.25,
         'all-equal': x[:1].expand(n, -1),
-        'half-equal': torch.cat([x[:1].expand(n // 2, -1), x[n // 2 :]]),
+        'half-equal': torch.cat([x[:1].expand(n // 2, -1), x[n // 2 :]])
+        / 32**0.25,
         'near-flat': x[:1] + 1e-3 * x,
         'rank-2': 0.3 * x[:, :2] @ x[:2].flip(0)
         if n > 1
