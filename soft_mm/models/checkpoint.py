@@ -68,7 +68,7 @@ def read_checkpoint(filename: str) -> dict:
     try:
         return torch.load(filename, map_location='cpu', weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        if 'Unsupported global' in str(error):
+        if 'unsupported global' in str(error).lower():
             reason = (
                 'holds objects that could run code and is not read: '
                 f'{error}\nIf you trust it, load it with torch.load(..., '
