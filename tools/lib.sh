@@ -28,9 +28,6 @@ CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 VENV=${VENV:-$ROOT/$default_venv}
 LOGS=$VENV/logs
-# threads that wait give up their core: where other programs are running too,
-# spinning ones make a training ten times slower
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 
 python() { "$VENV/bin/python" "$@"; }

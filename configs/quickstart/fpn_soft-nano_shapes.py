@@ -106,7 +106,7 @@ val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
 test_evaluator = val_evaluator
 
 # ---- schedule ----
-max_iters = 3000
+max_iters = 2000
 optim_wrapper = dict(optimizer=dict(lr=1e-3, weight_decay=0.01))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
@@ -119,7 +119,7 @@ param_scheduler = [
     ),
 ]
 train_cfg = dict(
-    type='IterBasedTrainLoop', max_iters=max_iters, val_interval=600
+    type='IterBasedTrainLoop', max_iters=max_iters, val_interval=400
 )
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')

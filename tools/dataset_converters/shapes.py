@@ -55,7 +55,7 @@ RADIUS_RANGE = (0.08, 0.32)  # of the picture's side
 MIN_RADIUS = 6  # pixels; below, a star looks like a circle
 MIN_VISIBLE_FRACTION = 0.5
 MIN_VISIBLE_AREA = 24  # pixels
-HUE_SPREAD = 20  # degrees, a third of what lies between two classes
+HUE_SPREAD = 15  # degrees, a quarter of what lies between two classes
 TEXTURE_CONTRAST = 15  # of 255, at most, to either side of the mean colour
 MIN_COLOUR_DISTANCE = 60  # of 255, so that no edge vanishes
 
