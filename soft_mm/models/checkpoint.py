@@ -12,9 +12,10 @@ from collections import Counter
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from mmengine.logging import HistoryBuffer, print_log
 from torch import Tensor, nn
+
+from .layers import resize_table
 
 # where training scripts put the weights; of an averaged and a raw copy the
 # averaged one is evaluated
@@ -266,12 +267,7 @@ def load_pretrained(
                 f'{filename!r} is of another architecture: {name} has shape '
                 f'{tuple(tensor.shape)}, expected {tuple(own[name].shape)}'
             )
-        state[name] = F.interpolate(
-            tensor,
-            size=own[name].shape[-2:],
-            mode='bilinear',
-            align_corners=False,
-        )
+        state[name] = resize_table(tensor, own[name].shape[-2:])
         resized.append(name)
     model.load_state_dict(state, strict=False)
     missing = [name for name in own if name not in state]

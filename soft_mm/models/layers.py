@@ -70,6 +70,17 @@ def downsampling(
     return nn.Sequential(ConvNormReLU(in_channels, channels, 2, norm_cfg))
 
 
+def resize_table(table: Tensor, hw: tuple[int, int]) -> Tensor:
+    """Resize a position table (1, C, rows, columns) to (1, C, *hw)."""
+    if table.shape[-2:] == tuple(hw):
+        return table
+    # the target's size, never a scale: a ratio of floats can round to a
+    # neighbouring size
+    return F.interpolate(
+        table, size=tuple(hw), mode='bilinear', align_corners=False
+    )
+
+
 class DropPath(nn.Module):
     """Stochastic depth: drops a residual branch for whole samples."""
 

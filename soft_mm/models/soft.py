@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from .layers import (
     SoftmaxFreeAttention,
     SoftmaxFreeBlock,
     downsampling,
+    resize_table,
     stem,
 )
 
@@ -125,17 +125,6 @@ class LastStage(Stage):
         cls_token = self.drop(self.cls_token + self.cls_pos_embed)
         x = torch.cat([cls_token.expand(len(x), -1, -1), x], dim=1)
         return self.norm(super().run_blocks(x, hw)[:, 1:])
-
-
-def resize_table(table: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Resize a position table (1, C, rows, columns) to (1, C, *hw)."""
-    if table.shape[-2:] == tuple(hw):
-        return table
-    # the target's size, never a scale: a ratio of floats can round to a
-    # neighbouring size
-    return F.interpolate(
-        table, size=tuple(hw), mode='bilinear', align_corners=False
-    )
 
 
 # in mmengine's root registry too, so that the bare name works everywhere
