@@ -59,7 +59,7 @@ def run(command, folder, check=True, **env):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=900,
+        timeout=500,
     )
     if check:
         assert done.returncode == 0, done.stdout[-4000:]
@@ -443,7 +443,7 @@ def test_two_jobs_at_once(folder):
         )
         for i in range(2)
     ]
-    logs = [job.communicate(timeout=900)[0] for job in jobs]
+    logs = [job.communicate(timeout=500)[0] for job in jobs]
     for job, log in zip(jobs, logs, strict=True):
         assert job.returncode == 0, log[-4000:]
         assert 'Epoch(train) [1][2/2]' in log

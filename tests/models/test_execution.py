@@ -9,11 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .nano import nano, picture
 
 
-def train_one_step(rank, folder, with_cp):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        'gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2
-    )
+def gradients(rank, with_cp):
     # stochastic depth and dropout are recomputed from the stored RNG state
     torch.manual_seed(rank)
     model = DistributedDataParallel(
@@ -21,10 +17,20 @@ def train_one_step(rank, folder, with_cp):
     )
     outs = model(picture(64, 96 + 32 * rank))
     sum(out.square().sum() for out in outs).backward()
-    if rank == 0:
-        grads = {k: p.grad for k, p in model.module.named_parameters()}
-        torch.save(grads, f'{folder}/grads.pth')
+    return {k: p.grad for k, p in model.module.named_parameters()}
+
+
+def train_one_step(rank, folder, with_cp):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        'gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2
+    )
+    # The wrapper is gone before the group is: as the group's last owner it
+    # would join gloo's thread with the GIL held, which that thread may want.
+    grads = gradients(rank, with_cp)
     dist.destroy_process_group()
+    if rank == 0:
+        torch.save(grads, f'{folder}/grads.pth')
 
 
 def test_checkpointing_gives_identical_gradients_under_ddp(tmp_path):
@@ -33,7 +39,10 @@ def test_checkpointing_gives_identical_gradients_under_ddp(tmp_path):
         folder = tmp_path / str(with_cp)
         folder.mkdir()
         multiprocessing.spawn(
-            train_one_step, args=(str(folder), with_cp), nprocs=2
+            train_one_step,
+            args=(str(folder), with_cp),
+            nprocs=2,
+            daemon=True,  # so that none outlives a test that timed out
         )
         grads.append(torch.load(folder / 'grads.pth'))
     assert all(grad is not None for grad in grads[0].values())
