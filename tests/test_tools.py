@@ -278,6 +278,24 @@ def test_missing_files_are_named(runtime, tmp_path):
     runtime.require_file('https://example.org/absent.pth', 'checkpoint')
 
 
+def test_weights_of_another_model_are_refused(runtime, tmp_path):
+    path = str(tmp_path / 'weights.pth')
+    model = torch.nn.Linear(2, 2)
+    wrapped = torch.nn.ModuleDict({'module': model})
+    for state in (model.state_dict(), wrapped.state_dict()):
+        torch.save({'meta': {}, 'state_dict': state}, path)
+        runtime.require_weights(path, model)
+        runtime.require_weights(path, wrapped)
+    for state in ({'backbone.weight': torch.ones(2)}, {}):
+        torch.save(state, path)
+        with pytest.raises(SystemExit, match='such as weight, got'):
+            runtime.require_weights(path, model)
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SystemExit, match='damaged'):
+        runtime.require_weights(path, model)
+
+
 def test_missing_data_are_named(runtime, tmp_path):
     pytest.importorskip('mmdet')
     options = {'data_root': str(tmp_path)}

@@ -14,6 +14,9 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from torch import nn
+
+from soft_mm.models.checkpoint import read_checkpoint
 
 # Variables of our configs from which other settings are made.
 VARIABLES = ('data_root', 'img_scale', 'crop_size')
@@ -149,6 +152,28 @@ def require_file(path: str, meaning: str) -> None:
     """Stop with one line if a local file is not there."""
     if '://' not in path and not Path(path).is_file():
         raise SystemExit(f'error: the {meaning} {path} does not exist')
+
+
+def require_weights(path: str, model: nn.Module) -> None:
+    """Stop with one line if a local checkpoint has nothing for the model.
+
+    mmengine would warn and evaluate the weights that were drawn at random.
+    """
+    if '://' in path:
+        return
+    try:
+        checkpoint = read_checkpoint(path)
+    except ValueError as error:
+        raise SystemExit(f'error: {error}') from None
+    weights = checkpoint.get('state_dict', checkpoint)  # as mmengine does
+    # what wraps the model, or wrapped it when it was saved, adds a prefix
+    own = [name.removeprefix('module.') for name in model.state_dict()]
+    names = [str(name).removeprefix('module.') for name in weights]
+    if set(own).isdisjoint(names):
+        raise SystemExit(
+            f'error: no weight in {path} has the name of one of the model: '
+            f'expected names such as {own[0]}, got {names[:1]}'
+        )
 
 
 def require_data(*configs: dict | list | None) -> None:

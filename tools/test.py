@@ -15,6 +15,7 @@ from runtime import (
     prepare_device,
     require_data,
     require_file,
+    require_weights,
 )
 
 from soft_mm.models.checkpoint import allow_training_records
@@ -62,7 +63,9 @@ def main() -> None:
         save_predictions(cfg, args.out)
     allow_training_records()
     prepare_device(cfg)
-    build_runner(cfg).test()
+    runner = build_runner(cfg)
+    require_weights(args.checkpoint, runner.model)
+    runner.test()
 
 
 def evaluators(cfg: Config) -> list:
