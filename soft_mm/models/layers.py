@@ -1,13 +1,23 @@
 """The layers of SOFT: modules with parameters, on token sequences or maps.
 
-Tokens are (B, N, C), maps (B, C, H, W) with N = H * W.
+Tokens are (B, N, C), maps (B, C, H, W) with N = H * W. Maps have the memory
+format ``channels_last``, so that tokens are a view of them.
 """
 
+from collections.abc import Callable
+from functools import partial
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
-from ..ops import softmax_free_attention
+from ..ops import average_grid, gelu_tanh, softmax_free_attention
 
+FFN_RATIO = 4  # width of the FFN, in widths of the tokens
+# numbers in the widest intermediate result of a chunk of tokens, on a CPU
+CHUNK_ENTRIES = 2**21
 NORM_LAYERS = {
     'BN': nn.BatchNorm2d,
     'SyncBN': nn.SyncBatchNorm,
@@ -40,6 +50,18 @@ def build_norm(norm_cfg: dict, channels: int) -> nn.Module:
     return norm
 
 
+def to_tokens(x: Tensor) -> Tensor:
+    """A map (B, C, H, W) as tokens (B, N, C), a view of the same memory."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:
+    """Tokens (B, N, C) as a map (B, C, H, W), a view of the same memory."""
+    # in this order: of a single image there are other views, whose strides
+    # convolutions do not recognize as channels_last
+    return x.unflatten(1, hw).permute(0, 3, 1, 2)
+
+
 class ConvNormReLU(nn.Sequential):
     """3x3 convolution, normalization, ReLU; an odd size is rounded up."""
 
@@ -52,6 +74,27 @@ class ConvNormReLU(nn.Sequential):
         )
         self.norm = build_norm(norm_cfg, channels)
         self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (B, in_channels, H, W) to (B, channels, H', W')."""
+        norm = self.norm
+        # fixed statistics are a scale and a shift of the convolution's
+        # filters, which saves passes over the largest maps of the network;
+        # mmcv's fuse_conv_bn puts an identity in the place of the norm
+        if (
+            isinstance(norm, _BatchNorm)
+            and not norm.training
+            and norm.affine
+            and norm.track_running_stats
+        ):
+            scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+            shift = norm.bias + scale * (self.conv.bias - norm.running_mean)
+            filters = scale[:, None, None, None] * self.conv.weight
+            x = F.conv2d(
+                x, filters, shift, self.conv.stride, self.conv.padding
+            )
+            return self.act(x)
+        return super().forward(x)
 
 
 def stem(in_channels: int, channels: int, norm_cfg: dict) -> nn.Sequential:
@@ -72,8 +115,11 @@ def downsampling(
 
 def resize_table(table: Tensor, hw: tuple[int, int]) -> Tensor:
     """Resize a position table (1, C, rows, columns) to (1, C, *hw)."""
-    if table.shape[-2:] == tuple(hw):
+    # a compiled graph is for any size; without a change it copies the table
+    if not torch.compiler.is_compiling() and table.shape[-2:] == tuple(hw):
         return table
+    # as the maps are, so that their sum is too
+    table = table.contiguous(memory_format=torch.channels_last)
     # the target's size, never a scale: a ratio of floats can round to a
     # neighbouring size
     return F.interpolate(
@@ -89,31 +135,86 @@ class DropPath(nn.Module):
         self.drop_prob = drop_prob
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale what is kept, so that the mean stays, (B, ...)."""
+        """Scale what is kept, so that the mean stays, (B, N, C)."""
+        return self.scale(x, self.draw(x))
+
+    def draw(self, x: Tensor) -> Tensor | None:
+        """A factor for each sample, 0 or 1 / (1 - drop_prob), (B, 1, 1).
+
+        ``None`` where nothing is dropped.
+        """
         if self.drop_prob == 0 or not self.training:
-            return x
+            return None
         keep_prob = 1 - self.drop_prob
-        keep = x.new_empty(len(x), *[1] * (x.dim() - 1)).bernoulli_(keep_prob)
-        return x * (keep / keep_prob)
+        return x.new_empty(x.shape[0], 1, 1).bernoulli_(keep_prob) / keep_prob
+
+    @staticmethod
+    def scale(x: Tensor, factors: Tensor | None) -> Tensor:
+        """Scale the samples of (B, N, C), or of some of their tokens."""
+        return x if factors is None else x * factors
 
     def extra_repr(self) -> str:
         """Shown when the module is printed."""
         return f'drop_prob={self.drop_prob:.3f}'
 
 
-class FFN(nn.Module):
-    """Two linear layers around a GELU, four times as wide inside."""
+def by_chunks(
+    function: Callable[..., Tensor],
+    *tokens: Tensor,
+    width: int,
+    recompute: bool = False,
+) -> Tensor:
+    """Call a function that treats each token by itself, for some at a time.
 
-    def __init__(self, channels: int, gelu: str, drop_rate: float):
+    Only on a CPU: there the intermediate results of a chunk stay in the cache
+    and take memory that was used before. For larger pieces the system hands
+    out and clears new memory each time, which takes as long as the products.
+
+    Args:
+        function: From tokens (B, n, C), as many as given here, to the same.
+        tokens: (B, N, C).
+        width: Of the widest intermediate result.
+        recompute: Compute the intermediate results again in the backward.
+
+    Returns:
+        Its results for all tokens, (B, N, C).
+    """
+    if recompute and torch.is_grad_enabled():
+        function = partial(checkpoint, function, use_reentrant=False)
+    first = tokens[0]
+    if torch.compiler.is_compiling() or first.device.type != 'cpu':
+        return function(*tokens)
+    size = max(1, CHUNK_ENTRIES // (first.shape[0] * width))
+    chunks = zip(*(x.split(size, dim=1) for x in tokens), strict=True)
+    return torch.cat([function(*chunk) for chunk in chunks], dim=1)
+
+
+class FFN(nn.Module):
+    """Two linear layers around a GELU.
+
+    Args:
+        channels: Width C of the tokens.
+        width: Width between the layers.
+        gelu: The activation.
+        drop_rate: Dropout after both layers.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        gelu: Callable[[Tensor], Tensor],
+        drop_rate: float,
+    ):
         super().__init__()
-        self.fc1 = nn.Linear(channels, 4 * channels)
-        self.act = nn.GELU(approximate=gelu)
-        self.fc2 = nn.Linear(4 * channels, channels)
+        self.fc1 = nn.Linear(channels, width)
+        self.gelu = gelu
+        self.fc2 = nn.Linear(width, channels)
         self.drop = nn.Dropout(drop_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) to the same."""
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+        return self.drop(self.fc2(self.drop(self.gelu(self.fc1(x)))))
 
 
 class Landmarks(nn.Module):
@@ -146,21 +247,26 @@ class Landmarks(nn.Module):
 
     def forward(self, q: Tensor, hw: tuple[int, int]) -> Tensor:
         """Sample from queries (B, h, N, d) to landmarks (B, h, M, d)."""
-        B, h, _, d = q.shape
-        H, W = hw
-        x = q.transpose(-2, -1).reshape(B * h, d, H, W)
-        pad_h, pad_w = -H % self.sr_ratio, -W % self.sr_ratio
-        if pad_h or pad_w:
-            x = F.pad(x, (0, pad_w, 0, pad_h), mode='replicate')
-        x = self.conv(x)
+        r = self.sr_ratio
+        rows, columns = ((size + r - 1) // r for size in hw)
+        x = pad(q.unflatten(2, hw), (rows * r, columns * r))
+        # A product over windows, because the convolution is slower: it wants
+        # the channels of each head in a map of their own.
+        x = x.unflatten(3, (columns, r)).unflatten(2, (rows, r))
+        x = x.transpose(3, 4).flatten(4)  # (B, h, rows, columns, r * r * d)
+        x = x @ self.conv.weight.permute(2, 3, 1, 0).flatten(0, 2)
         if self.grid is not None:
-            rows, cols = x.shape[-2:]
-            if rows > self.grid[0] or cols > self.grid[1]:
-                x = F.adaptive_avg_pool2d(
-                    x, (min(rows, self.grid[0]), min(cols, self.grid[1]))
-                )
-        x = x.flatten(2).transpose(-2, -1).reshape(B, h, -1, d)
-        return self.act(self.norm(x))
+            x = average_grid(x, self.grid)
+        return self.act(self.norm(x.flatten(2, 3)))
+
+
+def pad(x: Tensor, hw: tuple[int, int]) -> Tensor:
+    """Repeat the last rows and columns of (B, h, H, W, d) up to a size."""
+    # a compiled graph is for any size and may pad by nothing
+    if not torch.compiler.is_compiling() and x.shape[2:4] == tuple(hw):
+        return x
+    padding = (0, 0, 0, hw[1] - x.shape[3], 0, hw[0] - x.shape[2])
+    return F.pad(x, padding, mode='replicate')
 
 
 class SoftmaxFreeAttention(nn.Module):
@@ -212,7 +318,7 @@ class SoftmaxFreeAttention(nn.Module):
         """Mix tokens (B, N, C) of a map of ``hw`` rows and columns."""
         B, N, C = x.shape
         heads = (B, N, self.num_heads, C // self.num_heads)
-        q = (self.q(x) * self.scale).reshape(heads).transpose(1, 2)
+        q = self.q(x).mul_(self.scale).reshape(heads).transpose(1, 2)
         v = self.v(x)
         out = softmax_free_attention(
             q,
@@ -225,12 +331,11 @@ class SoftmaxFreeAttention(nn.Module):
 
     def convolve_values(self, v: Tensor, hw: tuple[int, int]) -> Tensor:
         """Convolve (B, N, C), every channel with the filter of its head."""
-        B, N, C = v.shape
+        C = v.shape[2]
         conv = self.v_conv
         weight = conv.weight.repeat_interleave(C // self.num_heads, dim=0)
-        v = v.transpose(1, 2).reshape(B, C, *hw)
-        v = F.conv2d(v, weight, padding=conv.padding, groups=C)
-        return v.flatten(2).transpose(1, 2)
+        v = to_map(v, hw)
+        return to_tokens(F.conv2d(v, weight, padding=conv.padding, groups=C))
 
 
 class SoftmaxAttention(nn.Module):
@@ -259,9 +364,11 @@ class Block(nn.Module):
         attn: The token mixer, called with tokens and (H, W).
         drop_rate: Dropout on both branches.
         drop_path: Probability of dropping a branch.
+        with_cp: Recompute in the backward everything (``True``), only what
+            is in the FFN's branch (``'ffn'``), or nothing.
     """
 
-    gelu: str
+    gelu: Callable[[Tensor], Tensor]
     norm_eps: float
 
     def __init__(
@@ -270,35 +377,64 @@ class Block(nn.Module):
         attn: nn.Module,
         drop_rate: float,
         drop_path: float,
+        with_cp: bool | str,
     ):
         super().__init__()
+        self.with_cp = with_cp
+        width = FFN_RATIO * channels
         self.attn = attn
         self.norm1 = nn.LayerNorm(channels, eps=self.norm_eps)
-        self.ffn = FFN(channels, self.gelu, drop_rate)
+        self.ffn = FFN(channels, width, self.gelu, drop_rate)
         self.norm2 = nn.LayerNorm(channels, eps=self.norm_eps)
         self.drop = nn.Dropout(drop_rate)
         self.drop_path = DropPath(drop_path)
+        self.by_chunks = partial(
+            by_chunks, width=width, recompute=with_cp == 'ffn'
+        )
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Tokens (B, N, C) of a map of ``hw`` rows and columns."""
+        if self.with_cp is True and torch.is_grad_enabled():
+            return checkpoint(self.transform, x, hw, use_reentrant=False)
+        return self.transform(x, hw)
+
+    def transform(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """What the block is, without recomputing."""
+        raise NotImplementedError
 
 
 class SoftmaxFreeBlock(Block):
     """Block of stages 1 to 3: normalized after each residual sum."""
 
-    gelu = 'tanh'
+    gelu = staticmethod(gelu_tanh)
     norm_eps = 1e-5
 
-    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, C) of a map of ``hw`` rows and columns."""
-        x = self.norm1(x + self.drop_path(self.drop(self.attn(x, hw))))
-        return self.norm2(x + self.drop_path(self.ffn(x)))
+    def transform(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """See :class:`Block`."""
+        mixed = self.drop_path(self.drop(self.attn(x, hw)))
+        factors = self.drop_path.draw(x)  # a sample's for all its chunks
+
+        def finish(x: Tensor, mixed: Tensor) -> Tensor:
+            x = self.norm1(x + mixed)
+            return self.norm2(x + DropPath.scale(self.ffn(x), factors))
+
+        return self.by_chunks(finish, x, mixed)
 
 
 class SoftmaxBlock(Block):
     """Block of stage 4: normalized at the start of each branch."""
 
-    gelu = 'none'
+    gelu = staticmethod(F.gelu)
     norm_eps = 1e-6
 
-    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, C) of a map of ``hw`` rows and columns."""
-        x = x + self.drop_path(self.drop(self.attn(self.norm1(x), hw)))
-        return x + self.drop_path(self.ffn(self.norm2(x)))
+    def transform(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """See :class:`Block`."""
+        mixed = self.drop_path(self.drop(self.attn(self.norm1(x), hw)))
+        factors = self.drop_path.draw(x)
+
+        def finish(x: Tensor, mixed: Tensor) -> Tensor:
+            x = x + mixed
+            branch = self.ffn(self.norm2(x))
+            return x + DropPath.scale(branch, factors)
+
+        return self.by_chunks(finish, x, mixed)

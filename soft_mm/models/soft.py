@@ -8,7 +8,6 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from ..ops import max_newton_iters
 from ..registry import MODELS
@@ -21,6 +20,8 @@ from .layers import (
     downsampling,
     resize_table,
     stem,
+    to_map,
+    to_tokens,
 )
 
 # Table 1 of SOFT; Huge from the published code. Small has the paper's 7
@@ -67,7 +68,6 @@ class Stage(nn.Module):
         blocks: Called with tokens (B, N, C) and (H, W).
         grid: Rows and columns of the position table.
         drop_rate: Dropout after the position table was added.
-        with_cp: Recompute each block in the backward.
     """
 
     def __init__(
@@ -77,10 +77,8 @@ class Stage(nn.Module):
         blocks: Sequence[nn.Module],
         grid: tuple[int, int],
         drop_rate: float,
-        with_cp: bool,
     ):
         super().__init__()
-        self.with_cp = with_cp
         self.patch_embed = patch_embed
         self.pos_embed = nn.Parameter(torch.empty(1, channels, *grid))
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
@@ -92,16 +90,12 @@ class Stage(nn.Module):
         x = self.patch_embed(x)
         hw = x.shape[-2:]
         x = self.drop(x + resize_table(self.pos_embed, hw))
-        x = self.run_blocks(x.flatten(2).transpose(1, 2), hw)
-        return x.transpose(1, 2).unflatten(2, hw)
+        return to_map(self.run_blocks(to_tokens(x), hw), hw)
 
     def run_blocks(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens (B, N, C) of a map of ``hw`` rows and columns."""
         for block in self.blocks:
-            if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(block, x, hw, use_reentrant=False)
-            else:
-                x = block(x, hw)
+            x = block(x, hw)
         return x
 
 
@@ -123,7 +117,7 @@ class LastStage(Stage):
     def run_blocks(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens (B, N, C) of a map of ``hw`` rows and columns."""
         cls_token = self.drop(self.cls_token + self.cls_pos_embed)
-        x = torch.cat([cls_token.expand(len(x), -1, -1), x], dim=1)
+        x = torch.cat([cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         return self.norm(super().run_blocks(x, hw)[:, 1:])
 
 
@@ -160,7 +154,9 @@ class SOFT(BaseModule):
         drop_rate: Dropout.
         drop_path_rate: Stochastic depth of the last block; it grows linearly
             from 0 at the first one.
-        with_cp: Recompute each block in the backward to save memory.
+        with_cp: Recompute in the backward to save memory: ``True`` each
+            block, ``'ffn'`` only what is inside of its FFN's branch, which
+            costs less time.
         sr_ratios: Tokens per landmark along each axis, for each stage; that
             of stage 4 is 1.
         landmark_grid: At most so many landmarks along each axis, (rows,
@@ -196,7 +192,7 @@ class SOFT(BaseModule):
         norm_cfg: dict = dict(type='BN'),  # noqa: B006 - never modified
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.1,
-        with_cp: bool = False,
+        with_cp: bool | str = False,
         sr_ratios: Sequence[int] = (8, 4, 2, 1),
         landmark_grid: Sequence[int] | None = (7, 7),
         inverse: str = 'newton',
@@ -225,6 +221,10 @@ class SOFT(BaseModule):
         check_ints('in_channels', (in_channels,), 1)
         check_probability('drop_rate', drop_rate)
         check_probability('drop_path_rate', drop_path_rate)
+        if not isinstance(with_cp, bool) and with_cp != 'ffn':
+            raise ValueError(
+                f"with_cp must be False, True or 'ffn', got {with_cp!r}"
+            )
         if frozen_stages not in range(-1, 5):
             raise ValueError(
                 'frozen_stages must be between -1 (none) and 4 (all), '
@@ -273,15 +273,17 @@ class SOFT(BaseModule):
                 )
             blocks = [
                 block_type(
-                    channels, build_attention(), drop_rate, next(drop_paths)
+                    channels,
+                    build_attention(),
+                    drop_rate,
+                    next(drop_paths),
+                    with_cp,
                 )
                 for _ in range(depths[i])
             ]
             grid = tuple(-(-s // STRIDES[i]) for s in pretrain_img_size)
             self.stages.append(
-                stage_type(
-                    patch_embed, channels, blocks, grid, drop_rate, with_cp
-                )
+                stage_type(patch_embed, channels, blocks, grid, drop_rate)
             )
         self.apply(init_linear)
         self._freeze_stages()
@@ -311,11 +313,12 @@ class SOFT(BaseModule):
         Raises:
             ValueError: If the image is smaller.
         """
-        if min(x.shape[-2:]) < MIN_SIZE:
+        if x.shape[-2] < MIN_SIZE or x.shape[-1] < MIN_SIZE:
             raise ValueError(
                 f'images must have at least {MIN_SIZE}x{MIN_SIZE} pixels, '
                 f'got {x.shape[-2]}x{x.shape[-1]}'
             )
+        x = x.contiguous(memory_format=torch.channels_last)
         outs = []
         for i, stage in enumerate(self.stages):
             x = stage(x)

@@ -1,6 +1,10 @@
 """Softmax-free attention with linear cost."""
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from .gaussian import gaussian_kernel
 from .inverse import cholesky_solve, newton_inverse
@@ -11,6 +15,9 @@ from .precision import full_precision
 PLAIN_RIDGE = 0.01
 # relative to the trace, which is M for a Gaussian kernel of M landmarks
 CHOLESKY_RIDGE = 1e-6
+# entries of a kernel between tokens and landmarks that are held at a time,
+# 256 MB in float32: more are computed in chunks of tokens, twice
+MAX_KERNEL_ENTRIES = 2**26
 
 
 @full_precision
@@ -28,7 +35,9 @@ def softmax_free_attention(
     Algorithm 1 of `SOFT <https://arxiv.org/abs/2110.11945>`_: with
     :math:`A` the kernel of the landmarks and :math:`P` the kernel between
     landmarks and tokens. Queries and keys are the same tensor. The product is
-    taken from right to left, so that nothing costs more than N M d.
+    taken from right to left, so that nothing costs more than N M d. Where
+    there are many landmarks the tokens come in chunks, so that memory stays
+    bounded.
 
     With ``normalize`` the pseudo-inverse becomes
     :math:`D^{-1/2} A^\dagger D^{-1/2}`, :math:`D` the row sums of :math:`A`
@@ -53,25 +62,68 @@ def softmax_free_attention(
     Raises:
         ValueError: If ``inverse`` is unknown.
     """
-    p = gaussian_kernel(q, landmarks)  # (..., N, M)
-    a = gaussian_kernel(landmarks)  # (..., M, M)
-    pv = p.transpose(-2, -1) @ v  # (..., M, d_v)
-    if normalize:
-        d_inv_sqrt = a.sum(-1, keepdim=True).rsqrt()  # (..., M, 1)
-        ridge = 0.0
-        pv = d_inv_sqrt * pv
-    else:
-        ridge = PLAIN_RIDGE
-    if inverse == 'newton':
-        y = newton_inverse(a, newton_iters, init=newton_init, ridge=ridge)
-        pv = y @ pv
-    elif inverse == 'cholesky':
-        num_landmarks = a.shape[-1]
-        pv = cholesky_solve(a, pv, CHOLESKY_RIDGE + ridge / num_landmarks)
-    else:
+    if inverse not in ('newton', 'cholesky'):
         raise ValueError(
             f"inverse must be 'newton' or 'cholesky', got {inverse!r}"
         )
-    if normalize:
-        pv = d_inv_sqrt * pv
-    return p @ pv
+
+    def solve(pv: Tensor) -> Tensor:
+        a = gaussian_kernel(landmarks)  # (..., M, M)
+        ridge = 0.0 if normalize else PLAIN_RIDGE
+        if normalize:
+            d_inv_sqrt = a.sum(-1, keepdim=True).rsqrt()  # (..., M, 1)
+            pv = d_inv_sqrt * pv
+        if inverse == 'newton':
+            pv = newton_inverse(a, newton_iters, newton_init, ridge) @ pv
+        else:
+            ridge = CHOLESKY_RIDGE + ridge / a.shape[-1]
+            pv = cholesky_solve(a, pv, ridge)
+        return d_inv_sqrt * pv if normalize else pv
+
+    if _fits(q, landmarks):
+        p = gaussian_kernel(q, landmarks)  # (..., N, M)
+        return p @ solve(p.transpose(-2, -1) @ v)
+    return _in_chunks(q, landmarks, v, solve)
+
+
+def _fits(q: Tensor, landmarks: Tensor) -> bool:
+    # a compiler fuses what would be stored, and knows no loop of any length
+    if torch.compiler.is_compiling():
+        return True
+    return q[..., 0].numel() * landmarks.shape[-2] <= MAX_KERNEL_ENTRIES
+
+
+def _in_chunks(
+    q: Tensor, landmarks: Tensor, v: Tensor, solve: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The same product, with the kernel of some tokens at a time.
+
+    It is computed once for each side, and again in the backward.
+    """
+    entries_per_token = q[..., 0, 0].numel() * landmarks.shape[-2]
+    size = max(1, MAX_KERNEL_ENTRIES // entries_per_token)
+    chunks = q.split(size, dim=-2)
+    pv = sum(
+        _recomputed(_gather, q_i, landmarks, v_i)
+        for q_i, v_i in zip(chunks, v.split(size, dim=-2), strict=True)
+    )
+    x = solve(pv)
+    return torch.cat(
+        [_recomputed(_scatter, q_i, landmarks, x) for q_i in chunks], dim=-2
+    )
+
+
+def _gather(q: Tensor, landmarks: Tensor, v: Tensor) -> Tensor:
+    return gaussian_kernel(q, landmarks).transpose(-2, -1) @ v
+
+
+def _scatter(q: Tensor, landmarks: Tensor, x: Tensor) -> Tensor:
+    return gaussian_kernel(q, landmarks) @ x
+
+
+def _recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return function(*args)
+    return checkpoint(
+        function, *args, use_reentrant=False, preserve_rng_state=False
+    )

@@ -67,9 +67,61 @@ def test_is_one_graph_for_the_compiler(inverse):
     torch.testing.assert_close(grads[1], grads[0], atol=1e-6, rtol=1e-4)
 
 
-def test_exports():
+def dynamic_shapes():
+    """Batch, height and width free."""
+    return (
+        {
+            0: torch.export.Dim('batch', min=1, max=64),
+            2: torch.export.Dim('height', min=64, max=8192),
+            3: torch.export.Dim('width', min=64, max=8192),
+        },
+    )
+
+
+def assert_close(outs, refs):
+    for out, ref in zip(outs, refs, strict=True):
+        assert (out - ref).norm() / ref.norm() <= 1e-5
+
+
+SIZES = [(2, 64, 64), (1, 65, 203), (1, 224, 224), (3, 256, 320)]
+
+
+def export(model):
+    # sizes that are rounded up at each stride give conditions that always
+    # hold, but that torch cannot prove: they are checked when it runs
+    return torch.export.export(
+        model,
+        (picture(256, 320, batch=2),),
+        dynamic_shapes=dynamic_shapes(),
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
+
+
+def test_exports_for_any_size():
     model = nano()
-    image = picture(64, 96)
-    exported = torch.export.export(model, (image,)).module()
-    with torch.no_grad():
-        torch.testing.assert_close(exported(image), model(image))
+    exported = export(model).module()
+    for batch, height, width in SIZES:
+        image = picture(height, width, batch)
+        with torch.no_grad():
+            assert_close(exported(image), model(image))
+
+
+@pytest.mark.slow
+def test_onnx_runtime_gives_the_same_for_any_size(tmp_path):
+    onnxruntime = pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    model = nano()
+    path = tmp_path / 'soft.onnx'
+    torch.onnx.export(
+        export(model), dynamo=True, opset_version=18, input_names=['image']
+    ).save(path)
+    session = onnxruntime.InferenceSession(path)
+    for batch, height, width in SIZES:
+        for image in (
+            torch.randn(batch, 3, height, width),
+            torch.full((batch, 3, height, width), 0.5),
+        ):
+            outs = session.run(None, {'image': image.numpy()})
+            with torch.no_grad():
+                refs = model(image)
+            assert_close(map(torch.from_numpy, outs), refs)

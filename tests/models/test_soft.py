@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from soft_mm.models import SOFT
+from soft_mm.models import SOFT, layers
 from soft_mm.models.layers import DropPath, Landmarks, SoftmaxFreeAttention
 
 from .nano import ARCH, nano, picture
@@ -316,11 +316,12 @@ def test_norm_eval_keeps_the_statistics(norm_eval):
     assert model.stages[0].blocks[0].training
 
 
+@pytest.mark.parametrize('with_cp', [True, 'ffn'])
 @pytest.mark.parametrize('drop', [0.0, 0.2])
-def test_checkpointing_gives_identical_gradients(drop):
+def test_checkpointing_gives_identical_gradients(drop, with_cp):
     grads = []
-    for with_cp in (False, True):
-        model = nano(with_cp=with_cp, drop_rate=drop, drop_path_rate=drop)
+    for value in (False, with_cp):
+        model = nano(with_cp=value, drop_rate=drop, drop_path_rate=drop)
         model.train()
         torch.manual_seed(1)
         outs = model(picture(64, 96, batch=2))
@@ -351,6 +352,80 @@ def test_group_norm_and_frozen_norm_parameters():
     assert isinstance(model.stages[0].patch_embed[0].norm, nn.GroupNorm)
     model = SOFT(arch=ARCH, norm_cfg=dict(type='BN', requires_grad=False))
     assert not model.stages[1].patch_embed[0].norm.weight.requires_grad
+
+
+# ---- what is there for speed alone changes nothing
+
+
+def forward_and_gradients(model, image):
+    model.zero_grad()
+    outs = model(image)
+    sum(out.square().mean() for out in outs).backward()
+    return outs, [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize('drop', [0.0, 0.3])
+def test_chunks_of_tokens_change_nothing(monkeypatch, drop):
+    model = nano(drop_path_rate=drop, norm_eval=True).double().train()
+    image = picture(96, 64, batch=3).double()
+    results = []
+    for entries in (layers.CHUNK_ENTRIES, 3 * 4 * 128 * 5):
+        monkeypatch.setattr(layers, 'CHUNK_ENTRIES', entries)
+        torch.manual_seed(1)
+        results.append(forward_and_gradients(model, image))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_fixed_statistics_are_folded_into_the_convolution():
+    """Values and gradients are those of one layer after the other."""
+    layer = nano().double().stages[0].patch_embed[1]
+    for tensor in (layer.norm.running_var, layer.norm.running_mean):
+        tensor.uniform_(0.5, 1.5)
+    x = torch.randn(2, 32, 9, 12, dtype=torch.float64, requires_grad=True)
+    targets = [x, *layer.parameters()]
+    out, ref = layer(x), nn.Sequential.forward(layer, x)
+    torch.testing.assert_close(out, ref)
+    w = torch.randn_like(ref)
+    torch.testing.assert_close(
+        torch.autograd.grad((out * w).sum(), targets),
+        torch.autograd.grad((ref * w).sum(), targets),
+    )
+
+
+@pytest.mark.parametrize(
+    'options', [dict(affine=False), dict(track_running_stats=False)]
+)
+def test_norms_that_cannot_be_folded_are_applied(options):
+    layer = layers.ConvNormReLU(3, 8, 2, dict(type='BN', **options)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    ref = nn.functional.batch_norm(
+        layer.conv(x), torch.zeros(8), torch.ones(8), training=False
+    )
+    if not options.get('track_running_stats', True):
+        ref = nn.functional.batch_norm(
+            layer.conv(x), None, None, None, None, True
+        )
+    torch.testing.assert_close(layer(x), ref.relu())
+
+
+@pytest.mark.parametrize('batch', [1, 2])
+def test_tokens_are_a_view_of_maps(batch):
+    tokens = torch.randn(batch, 6, 4)
+    maps = layers.to_map(tokens, (2, 3))
+    assert torch.equal(maps[:, :, 1, 2], tokens[:, 5])
+    assert torch.equal(layers.to_tokens(maps), tokens)
+    assert layers.to_tokens(maps).data_ptr() == tokens.data_ptr()
+    out = nn.functional.conv2d(maps, torch.randn(8, 4, 1, 1))
+    assert out.stride(1) == 1, 'the convolution saw no channels_last'
+
+
+def test_maps_are_returned_contiguous():
+    """Operators of mmcv ignore strides on CPUs."""
+    for image in (picture(64, 96), picture(64, 96, batch=2)):
+        for channels_last in (False, True):
+            if channels_last:
+                image = image.contiguous(memory_format=torch.channels_last)
+            assert all(out.is_contiguous() for out in nano()(image))
 
 
 # ---- wrong arguments
@@ -384,6 +459,8 @@ def test_group_norm_and_frozen_norm_parameters():
         (dict(newton_init='batch', inverse='cholesky'), 'cholesky'),
         (dict(pretrain_img_size=16), 'at least 32'),
         (dict(in_channels=0), 'in_channels .* got'),
+        (dict(with_cp='attn'), "with_cp .* got 'attn'"),
+        (dict(with_cp=1), 'with_cp .* got 1'),
     ],
 )
 def test_wrong_arguments_are_refused(kwargs, message):

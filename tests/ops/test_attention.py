@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from soft_mm.ops import gaussian_kernel, softmax_free_attention
+from soft_mm.ops import attention, gaussian_kernel, softmax_free_attention
 
 from .test_inverse import spectral_filter
 
@@ -135,6 +135,40 @@ def test_non_contiguous_input_gives_the_same():
         softmax_free_attention(permuted[0], z, permuted[1]),
         softmax_free_attention(q, z, v),
     )
+
+
+@pytest.mark.parametrize('normalize', [True, False])
+@pytest.mark.parametrize('inverse', ['newton', 'cholesky'])
+def test_chunks_of_tokens_change_nothing(monkeypatch, normalize, inverse):
+    inputs = [x.requires_grad_() for x in random_inputs()]
+    results = []
+    for entries in (attention.MAX_KERNEL_ENTRIES, 2 * 3 * 9 * 7, 1):
+        monkeypatch.setattr(attention, 'MAX_KERNEL_ENTRIES', entries)
+        out = softmax_free_attention(*inputs, normalize, inverse)
+        grads = torch.autograd.grad(out.square().sum(), inputs)
+        with torch.no_grad():
+            inside = softmax_free_attention(*inputs, normalize, inverse)
+        results.append([out, inside, *grads])
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+
+
+def test_chunks_bound_what_is_kept(monkeypatch):
+    """The kernel of all tokens is never held, nor kept for the backward."""
+    monkeypatch.setattr(attention, 'MAX_KERNEL_ENTRIES', 2 * 3 * 64 * 10)
+    inputs = random_inputs(n=200, m=64, dtype=torch.float32)
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        softmax_free_attention(
+            *(x.requires_grad_() for x in inputs), inverse='cholesky'
+        )
+    # nothing larger than a landmark kernel, (2, 3, 64, 64)
+    assert max(kept) <= 2 * 3 * 64 * 64 < 2 * 3 * 200 * 64
 
 
 def test_unknown_inverse_is_refused():

@@ -85,3 +85,21 @@ def test_autocast_does_not_reach_the_kernel():
 def test_gradient_at_equal_points_is_that_of_the_definition():
     q = torch.ones(5, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(gaussian_kernel, q)
+
+
+def test_leading_dimensions_broadcast():
+    q = torch.randn(2, 1, 7, 3, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
+    out, ref = gaussian_kernel(q, k), naive_gaussian_kernel(q, k)
+    torch.testing.assert_close(out, ref)
+    w = torch.randn_like(ref)
+    torch.testing.assert_close(
+        torch.autograd.grad((out * w).sum(), (q, k)),
+        torch.autograd.grad((ref * w).sum(), (q, k)),
+    )
+
+
+def test_second_derivatives():
+    q = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(gaussian_kernel, (q, k))
