@@ -14,7 +14,7 @@ from .precision import full_precision
 # published code (the papers do not mention it)
 PLAIN_RIDGE = 0.01
 # relative to the trace, which is M for a Gaussian kernel of M landmarks
-CHOLESKY_RIDGE = 1e-6
+CHOLESKY_RIDGE = 1e-7
 # entries of a kernel between tokens and landmarks that are held at a time,
 # 256 MB in float32: more are computed in chunks of tokens, twice
 MAX_KERNEL_ENTRIES = 2**26

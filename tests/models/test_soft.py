@@ -7,6 +7,7 @@ from torch import nn
 
 from soft_mm.models import SOFT, layers
 from soft_mm.models.layers import DropPath, Landmarks, SoftmaxFreeAttention
+from soft_mm.ops import gaussian_kernel, softmax_free_attention
 
 from .nano import ARCH, nano, picture
 
@@ -352,6 +353,32 @@ def test_group_norm_and_frozen_norm_parameters():
     assert isinstance(model.stages[0].patch_embed[0].norm, nn.GroupNorm)
     model = SOFT(arch=ARCH, norm_cfg=dict(type='BN', requires_grad=False))
     assert not model.stages[1].patch_embed[0].norm.weight.requires_grad
+
+
+def pseudo_inverse_attention(q, landmarks, v):
+    """The normalized attention with a converged inverse, in float64."""
+    p, a = gaussian_kernel(q, landmarks), gaussian_kernel(landmarks)
+    d = a.sum(-1, keepdim=True).rsqrt()
+    inverse = torch.linalg.pinv(a, rtol=1e-10, hermitian=True)
+    return p @ (d * (inverse @ (d * (p.mT @ v))))
+
+
+@pytest.mark.parametrize('size', [(96, 160), (256, 256)])
+def test_cholesky_agrees_with_the_converged_pseudo_inverse(monkeypatch, size):
+    model = nano(landmark_grid=None, inverse='cholesky')
+    errors = []
+
+    def compare(*inputs, **kwargs):
+        out = softmax_free_attention(*inputs, **kwargs)
+        ref = pseudo_inverse_attention(*(x.double() for x in inputs))
+        errors.append(relative_error(out, ref))
+        return out
+
+    monkeypatch.setattr(layers, 'softmax_free_attention', compare)
+    with torch.no_grad():
+        model(picture(*size))
+    assert len(errors) == 5
+    assert max(errors) <= 1e-3
 
 
 # ---- what is there for speed alone changes nothing

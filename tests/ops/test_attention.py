@@ -72,6 +72,28 @@ def test_sample_alone_is_sample_in_a_batch(inverse):
     torch.testing.assert_close(both[:1], alone, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize('kind', ['flat', 'half-flat', 'almost flat'])
+@pytest.mark.parametrize('m', [49, 1050])
+def test_cholesky_is_safe_on_singular_kernels(kind, m):
+    """Float32 agrees with float64, values and gradients are of one size."""
+    q, z, v = random_inputs(n=60, m=m, d=16)
+    if kind == 'flat':
+        q, z = q[:, :, :1].expand_as(q), z[:, :, :1].expand_as(z)
+    elif kind == 'half-flat':
+        z[:, :, m // 2 :] = z[:, :, :1]
+    else:
+        q, z = q / 100, z / 100
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [x.to(dtype).requires_grad_() for x in (q, z, v)]
+        out = softmax_free_attention(*inputs, inverse='cholesky')
+        grads = torch.autograd.grad(out.square().mean(), inputs)
+        results.append((out.double(), grads[2].double()))
+        assert all(torch.isfinite(grad).all() for grad in grads)
+    for low, high in zip(*results, strict=True):
+        assert (low - high).norm() <= 1e-2 * high.norm()
+
+
 def test_permuted_tokens_permute_the_output():
     q, z, v = random_inputs()
     order = torch.randperm(q.shape[2])
