@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -331,6 +332,19 @@ def test_saved_bytes_count_each_storage_once(benchmark):
     """Of the two layers' inputs the first is the image, there anyway."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     assert benchmark.saved_bytes(model, torch.randn(4, 8), False) == 4 * 16 * 4
+
+
+def test_nothing_is_left_of_counting_saved_bytes(benchmark):
+    """Exp keeps its own result, which must not keep the node in turn."""
+    left = []
+
+    def exp(x):
+        out = torch.exp(x.requires_grad_())
+        left.append(weakref.ref(out.untyped_storage()))
+        return out
+
+    assert benchmark.saved_bytes(Call(exp), torch.randn(5), False) == 5 * 4
+    assert left[0]() is None
 
 
 def test_saved_bytes_leave_out_parameters_and_buffers(benchmark):

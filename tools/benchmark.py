@@ -318,10 +318,11 @@ def saved_bytes(model: nn.Module, image: Tensor, amp: bool) -> int:
     """
     storages = {}  # held, so that no address is used twice
 
-    def pack(tensor: Tensor) -> Tensor:
+    # returns nothing, as no backward follows: a node that kept its own result
+    # as a tensor would hold itself for ever
+    def pack(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage
-        return tensor
 
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):

@@ -143,7 +143,7 @@ def test_every_wrapping_loads_the_same_weights(wrap, names, tmp_path):
         model.state_dict(), source.state_dict(), atol=0, rtol=0
     )
     image = picture(64, 96)
-    torch.testing.assert_close(model(image), source(image), atol=0, rtol=0)
+    torch.testing.assert_close(model(image), source(image))
 
 
 def test_what_happened_is_logged_in_one_line_each(log, tmp_path):

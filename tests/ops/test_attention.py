@@ -138,15 +138,18 @@ def test_low_precision_costs_only_the_rounding_of_input_and_output(
     reference = softmax_free_attention(
         *(x.float() for x in low), inverse=inverse
     )
-    torch.testing.assert_close(out, reference.to(dtype), atol=0, rtol=0)
+    # of the result; products of float32 may differ in the last digits
+    rounding = torch.finfo(dtype).eps * reference.abs()
+    rest = 1e-5 * reference.abs().max()
+    assert ((out.float() - reference).abs() <= rounding + rest).all()
     with torch.autocast('cpu', dtype=torch.bfloat16):
         inside = softmax_free_attention(q, z, v, inverse=inverse)
     assert inside.dtype == torch.float32
     torch.testing.assert_close(
         inside,
         softmax_free_attention(q, z, v, inverse=inverse),
-        atol=0,
-        rtol=0,
+        atol=1e-4,
+        rtol=1e-4,
     )
 
 
