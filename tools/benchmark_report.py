@@ -333,14 +333,17 @@ def plot(comparisons: list[Comparison], path: Path) -> None:
             for name, style in (('forward', 'o-'), ('training', 's--')):
                 value = SERIES[f'{name} {measure}']
                 values = [value(c.cells[text]) or np.nan for c in comparisons]
-                axes.loglog(
+                if np.isnan(values).all():
+                    continue
+                axes.plot(
                     pixels,
                     np.array(values) / scale,
                     style,
                     color=f'C{i}',
                     label=f'{text}, {name}',
                 )
-        axes.set(xlabel='pixels', ylabel=f'{measure}, {unit}')
+        axes.set(xlabel='pixels', ylabel=f'{measure}, {unit}', yscale='log')
+        axes.set_xscale('log', base=2)  # 2^18 is 512 x 512
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize='small')
     figure.savefig(path, dpi=150)
