@@ -136,10 +136,12 @@ def _batch_alpha(a: Tensor) -> Tensor:
 
 
 def _newton_iterate(a: Tensor, alpha: Tensor, num_iters: int) -> Tensor:
-    y = alpha * a
+    shape = a.shape
+    y = (alpha * a).reshape(-1, *shape[-2:])
+    a = a.reshape(-1, *shape[-2:])
     for _ in range(num_iters):
-        y = 2 * y - y @ a @ y
-    return y
+        y = torch.baddbmm(y, y @ a, y, beta=2, alpha=-1)  # 2 y - y a y
+    return y.reshape(shape)
 
 
 class _NewtonInverse(Function):

@@ -331,17 +331,20 @@ def test_checkpointing_gives_identical_gradients(drop, with_cp):
     torch.testing.assert_close(grads[0], grads[1])
 
 
-@pytest.mark.parametrize('kind', ['random', 'flat', 'half-flat'])
-def test_autocast_stays_close_to_float32(kind):
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('kind', ['picture', 'random', 'flat', 'half-flat'])
+def test_autocast_stays_close_to_float32(kind, dtype):
     model = nano()
     image = picture(512, 512)
-    if kind == 'flat':
+    if kind == 'random':
+        image = torch.randn_like(image)
+    elif kind == 'flat':
         image = torch.full_like(image, 0.5)
     elif kind == 'half-flat':
         image[:, :, 256:] = 0.5
     with torch.no_grad():
         ref = model(image)
-        with torch.autocast('cpu', dtype=torch.bfloat16):
+        with torch.autocast('cpu', dtype=dtype):
             outs = model(image)
     for out, level in zip(outs, ref, strict=True):
         assert relative_error(out.float(), level) <= 5e-2
