@@ -1,0 +1,66 @@
+"""The study's variants are what their names say."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip('mmengine')
+
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+
+from soft_mm.models.layers import Landmarks
+
+TOOLS = Path(__file__).parents[1] / 'tools'
+
+
+@pytest.fixture(scope='module')
+def study():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOOLS)
+        import landmark_study
+
+        yield landmark_study
+
+
+def test_landmarks_are_averaged_last(study):
+    layer = Landmarks(8, 2, None).double()
+    q = torch.randn(2, 3, 7 * 12, 8, dtype=torch.float64)
+    sampled = layer(q, (7, 12))  # normalized, 4 rows of 6
+    layer.grid = (3, 2)
+    layer.__class__ = study.LandmarksPooledLast
+    maps = sampled.unflatten(2, (4, 6)).flatten(0, 1).movedim(-1, 1)
+    ref = F.adaptive_avg_pool2d(maps, (3, 2)).flatten(2).mT
+    torch.testing.assert_close(layer(q, (7, 12)), ref.unflatten(0, (2, 3)))
+    assert layer.grid == (3, 2)
+
+
+def test_every_variant_is_a_config_that_builds(study, tmp_path):
+    pytest.importorskip('mmseg')
+    from mmseg.registry import MODELS
+    from mmseg.utils import register_all_modules
+
+    register_all_modules(False)
+    for variant in study.VARIANTS:
+        path = tmp_path / 'config.py'
+        args = argparse.Namespace(arch='nano', batch_size=2, iters=10)
+        text = study.config_text(variant, 320, 3, tmp_path, args)
+        path.write_text(text)
+        assert str(TOOLS) in sys.path  # for the import of the study itself
+        cfg = Config.fromfile(path)
+        assert cfg.randomness.seed == 3
+        assert cfg.train_dataloader.dataset.data_root == f'{tmp_path}/'
+        assert cfg.train_cfg.max_iters == 10
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            backbone = MODELS.build(cfg.model).backbone
+        grid = {'10': (10, 10), '14': (14, 14), 'gr': None}
+        landmarks = backbone.stages[1].blocks[0].attn.landmarks
+        assert landmarks.grid == grid.get(variant[:2], (7, 7))
+        pooled_last = isinstance(landmarks, study.LandmarksPooledLast)
+        assert pooled_last is ('after the norm' in variant)
+        inverse = backbone.stages[1].blocks[0].attn.attention_cfg['inverse']
+        assert (inverse == 'cholesky') is ('Cholesky' in variant)
