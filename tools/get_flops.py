@@ -11,10 +11,10 @@ import argparse
 
 import torch
 from complexity import count_macs, count_parameters
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import BaseDataElement
-from runtime import load_config
+from runtime import add_cfg_options, load_config
 from torch import nn
 
 MIN_SIZE = 32
@@ -32,14 +32,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="height and width of the image; by default the config's "
         'crop_size, or its img_scale padded to a multiple of 32',
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        default={},
-        metavar='KEY=VALUE',
-        help='settings to change, such as model.backbone.inverse=cholesky',
-    )
+    add_cfg_options(parser)
     # the settings of a run, which load_config reads too
     parser.set_defaults(launcher='none', work_dir=None, local_rank=0)
     args = parser.parse_args(argv)

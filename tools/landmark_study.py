@@ -21,6 +21,7 @@ from torch import Tensor
 
 from soft_mm.models import SOFT
 from soft_mm.models.layers import Landmarks
+from soft_mm.models.soft import check_arch
 from soft_mm.ops import average_grid
 from soft_mm.registry import MODELS
 
@@ -114,10 +115,7 @@ def config_text(
     variant: str, size: int, seed: int, data: Path, args: argparse.Namespace
 ) -> str:
     """The config of one run."""
-    arch = NANO if args.arch == 'nano' else args.arch
-    widths = [32, 64, 128, 192]
-    if args.arch != 'nano':
-        widths = list(SOFT(args.arch).embed_dims)
+    arch = check_arch(NANO if args.arch == 'nano' else args.arch)
     backbone = dict(
         _delete_=True,
         arch=arch,
@@ -133,7 +131,7 @@ def config_text(
         model=dict(
             data_preprocessor=dict(size=(size, size)),
             backbone=backbone,
-            neck=dict(in_channels=widths),
+            neck=dict(in_channels=list(arch['embed_dims'])),
         ),
         train_dataloader=dict(
             batch_size=args.batch_size,

@@ -25,6 +25,18 @@ VARIABLES = ('data_root', 'img_scale', 'crop_size')
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Add what both scripts understand."""
     parser.add_argument('--work-dir', help='folder for logs and checkpoints')
+    add_cfg_options(parser)
+    parser.add_argument(
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+    )
+    # torch.distributed.launch passes this; torchrun sets the variable
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+
+
+def add_cfg_options(parser: argparse.ArgumentParser) -> None:
+    """Add the option that changes settings of a config."""
     parser.add_argument(
         '--cfg-options',
         nargs='+',
@@ -35,13 +47,6 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
         f'crop_size="(256,256)"; {", ".join(VARIABLES)} reach all settings '
         'made from them',
     )
-    parser.add_argument(
-        '--launcher',
-        choices=['none', 'pytorch', 'slurm', 'mpi'],
-        default='none',
-    )
-    # torch.distributed.launch passes this; torchrun sets the variable
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
 
 
 def load_config(args: argparse.Namespace) -> Config:
