@@ -1,6 +1,5 @@
 """The study's variants are what their names say."""
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -44,15 +43,18 @@ def test_every_variant_is_a_config_that_builds(study, tmp_path):
     from mmseg.utils import register_all_modules
 
     register_all_modules(False)
-    for variant in study.VARIANTS:
+    args = study.parse_args(['--arch', 'nano', '--out', str(tmp_path)])
+    checkpoint = tmp_path / 'iter_400.pth'
+    for variant, settings in study.VARIANTS.items():
         path = tmp_path / 'config.py'
-        args = argparse.Namespace(arch='nano', batch_size=2, iters=10)
-        text = study.config_text(variant, 320, 3, tmp_path, args)
-        path.write_text(text)
+        path.write_text(study.config_text(settings, 320, 3, args, checkpoint))
         cfg = Config.fromfile(path)
         assert cfg.randomness.seed == 3
-        assert cfg.train_dataloader.dataset.data_root == f'{tmp_path}/'
-        assert cfg.train_cfg.max_iters == 10
+        data_root = cfg.train_dataloader.dataset.data_root
+        assert data_root == f'{tmp_path}/data/320/'
+        assert cfg.val_dataloader.dataset.data_root == data_root
+        assert cfg.train_cfg.max_iters == args.iters
+        assert cfg.load_from == str(checkpoint)
         with DefaultScope.overwrite_default_scope('mmseg'):
             backbone = MODELS.build(cfg.model).backbone
         grid = {'10': (10, 10), '14': (14, 14), 'gr': None}
@@ -62,3 +64,23 @@ def test_every_variant_is_a_config_that_builds(study, tmp_path):
         assert pooled_last is ('after the norm' in variant)
         inverse = backbone.stages[1].blocks[0].attn.attention_cfg['inverse']
         assert (inverse == 'cholesky') is ('Cholesky' in variant)
+
+
+def test_tables_give_mean_and_range_of_the_seeds(study, capsys):
+    args = study.parse_args(
+        ['--seeds', '0', '1', '--sizes', '480', '--variants', '7x7', '10x10']
+    )
+    pretrained = {
+        ('newton', 0): dict(after=60.0),
+        ('newton', 1): dict(after=62.0),
+    }
+    results = {
+        (variant, 480, seed): dict(before=50.0 + seed, after=70.0 + 4 * seed)
+        for variant in args.variants
+        for seed in args.seeds
+    }
+    study.print_report(pretrained, results, args)
+    lines = capsys.readouterr().out.splitlines()
+    assert '| newton | 61.0 [60.0, 62.0] |' in lines
+    assert '| 10x10 | 50.5 [50.0, 51.0] | 72.0 [70.0, 74.0] |' in lines
+    assert not any('cholesky' in line for line in lines)

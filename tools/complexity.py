@@ -27,6 +27,7 @@ PRODUCTS = {
     'dot': 0,
     'addmm': 1,
     '_addmm_activation': 1,
+    '_linear_pointwise': 0,
     'addmv': 1,
     'baddbmm': 1,
 }

@@ -1,11 +1,12 @@
 """Compare grids of landmarks, the order of pooling, and the two inverses.
 
-python tools/landmark_study.py --sizes 320 480
+python tools/landmark_study.py
 
-Trains a Semantic FPN on drawn shapes from scratch, once for each variant, size
-of the pictures and seed, by train.py, and prints a table of the mIoU. Below
-256 pixels no more than 7 x 7 landmarks are sampled, and most variants are the
-same network. Data and runs go to --out; a finished run is not repeated.
+As in practice, for each seed: a Semantic FPN on SOFT is trained from scratch
+on small pictures of drawn shapes, where every grid is the same network; then
+each variant goes on from its weights on larger pictures, where they differ.
+Prints tables of the mIoU before and after that. Data and runs go to --out; a
+finished run is not repeated. train.py trains, test.py evaluates.
 """
 
 import argparse
@@ -16,7 +17,6 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from soft_mm.models import SOFT
@@ -36,9 +36,14 @@ VARIANTS = {
     '10x10': dict(landmark_grid=(10, 10)),
     '14x14': dict(landmark_grid=(14, 14)),
     'growing': dict(landmark_grid=None),
-    'growing, Cholesky': dict(landmark_grid=None, inverse='cholesky'),
-    '7x7, Cholesky': dict(inverse='cholesky'),
     '7x7, pooled after the norm': dict(type='soft_mm.PoolAfterNorm'),
+    '7x7, Cholesky': dict(inverse='cholesky'),
+    'growing, Cholesky': dict(landmark_grid=None, inverse='cholesky'),
+}
+# those that go on from weights of their own
+PRETRAINED = {
+    'newton': dict(),
+    'cholesky': dict(inverse='cholesky'),
 }
 
 
@@ -82,22 +87,31 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         metavar='NAME',
         help=f'of {", ".join(map(repr, VARIANTS))} (default: all)',
     )
+    add('--arch', default='tiny', help='tiny (default), ..., or nano')
     add(
-        '--arch',
-        default='nano',
-        help='nano, that of the quick start (default), tiny, ...',
+        '--pretrain-size',
+        type=int,
+        default=224,
+        help='side of the small pictures in pixels; beyond 224 more than '
+        '7 x 7 landmarks would be sampled (default: 224)',
     )
     add(
         '--sizes',
         type=int,
         nargs='+',
         default=[320, 480],
-        help='sides of the pictures in pixels (default: 320 480)',
+        help='sides of the larger pictures in pixels (default: 320 480)',
     )
     add('--seeds', type=int, nargs='+', default=[0, 1, 2])
-    add('--iters', type=int, default=600, help='of training (default: 600)')
-    add('--batch-size', type=int, default=2)
+    add(
+        '--pretrain-iters',
+        type=int,
+        default=400,
+        help='on small pictures (default: 400)',
+    )
+    add('--iters', type=int, default=60, help='on larger ones (default: 60)')
     add('--pictures', type=int, default=600, help='for training')
+    add('--val-pictures', type=int, default=60)
     return parser.parse_args(argv)
 
 
@@ -105,130 +119,208 @@ def draw_pictures(size: int, args: argparse.Namespace) -> Path:
     """Draw the data set of one size, unless it is there."""
     folder = args.out / 'data' / str(size)
     script = TOOLS / 'dataset_converters/shapes.py'
-    command = [sys.executable, script, folder, '--size', size]
-    command += ['--train', args.pictures, '--val', 100]
-    subprocess.run([str(part) for part in command], check=True)
+    run(
+        *(script, folder, '--size', size),
+        *('--train', args.pictures, '--val', args.val_pictures),
+    )
     return folder
 
 
+def run(*command, log: Path | None = None) -> None:
+    """Run one of our scripts, its output to a file or the terminal."""
+    command = [sys.executable, *map(str, command)]
+    if log is None:
+        subprocess.run(command, check=True)
+        return
+    with open(log, 'w') as file:
+        subprocess.run(command, check=True, stdout=file, stderr=file)
+
+
 def config_text(
-    variant: str, size: int, seed: int, data: Path, args: argparse.Namespace
+    settings: dict,
+    size: int,
+    seed: int,
+    args: argparse.Namespace,
+    checkpoint: Path | None = None,
 ) -> str:
-    """The config of one run."""
-    arch = check_arch(NANO if args.arch == 'nano' else args.arch)
+    """The config of one run.
+
+    Args:
+        settings: Of the backbone, what a variant changes.
+        size: Side of the pictures.
+        seed: Of the run.
+        args: The command line.
+        checkpoint: What to go on from; without it, pre-training.
+    """
+    arch = NANO if args.arch == 'nano' else args.arch
     backbone = dict(
         _delete_=True,
         arch=arch,
         norm_cfg=dict(type='BN'),
-        pretrain_img_size=160,
+        pretrain_img_size=args.pretrain_size,
         drop_path_rate=0.0,
-        **{'type': 'SOFT', **VARIANTS[variant]},
+        **{'type': 'SOFT', **settings},
     )
-    settings = dict(
+    widths = list(check_arch(arch)['embed_dims'])
+    data_root = f'{(args.out / "data" / str(size)).resolve()}/'
+    dataset = dict(dataset=dict(data_root=data_root))
+    if checkpoint is None:
+        batch_size, lr, iters = 4, 1e-3, args.pretrain_iters
+    else:
+        batch_size, lr, iters = 2, 1e-4, args.iters
+    warmup = min(50, iters // 4)
+    config = dict(
         _base_=[str(BASE.resolve())],
         custom_imports=dict(imports=['soft_mm', 'landmark_study']),
         randomness=dict(seed=seed),
+        load_from=checkpoint and str(checkpoint.resolve()),
         model=dict(
             data_preprocessor=dict(size=(size, size)),
             backbone=backbone,
-            neck=dict(in_channels=list(arch['embed_dims'])),
+            neck=dict(in_channels=widths),
         ),
-        train_dataloader=dict(
-            batch_size=args.batch_size,
-            dataset=dict(data_root=f'{data.resolve()}/'),
-        ),
-        val_dataloader=dict(dataset=dict(data_root=f'{data.resolve()}/')),
-        test_dataloader=dict(dataset=dict(data_root=f'{data.resolve()}/')),
+        train_dataloader=dict(batch_size=batch_size, **dataset),
+        val_dataloader=dataset,
+        test_dataloader=dataset,
         crop_size=(size, size),
-        train_cfg=dict(max_iters=args.iters, val_interval=args.iters),
+        optim_wrapper=dict(optimizer=dict(lr=lr)),
+        train_cfg=dict(max_iters=iters, val_interval=iters),
         param_scheduler=[
             dict(
                 type='LinearLR',
                 start_factor=0.01,
                 by_epoch=False,
                 begin=0,
-                end=50,
+                end=warmup,
             ),
             dict(
                 type='CosineAnnealingLR',
                 eta_min=1e-5,
                 by_epoch=False,
-                begin=50,
-                end=args.iters,
+                begin=warmup,
+                end=iters,
             ),
         ],
+        default_hooks=dict(checkpoint=dict(interval=iters)),
     )
-    return ''.join(f'{key} = {value!r}\n' for key, value in settings.items())
+    return ''.join(f'{key} = {value!r}\n' for key, value in config.items())
 
 
 def train(
-    variant: str, size: int, seed: int, data: Path, args: argparse.Namespace
-) -> dict:
-    """One run; its mIoU and seconds an iteration."""
-    name = variant.replace(', ', '_').replace(' ', '-')
-    folder = args.out / f'{args.arch}-{args.iters}' / f'{size}_{name}_{seed}'
+    folder: Path, text: str, checkpoint: Path | None = None
+) -> dict[str, float]:
+    """One run, unless it is there.
+
+    Args:
+        folder: Gets the config, the log and the weights.
+        text: The config.
+        checkpoint: What it goes on from; evaluated first.
+
+    Returns:
+        ``before`` and ``after`` training, the mIoU.
+    """
     result = folder / 'result.json'
     if not result.exists():
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / 'config.py'
-        config.write_text(config_text(variant, size, seed, data, args))
-        with open(folder / 'train.log', 'w') as log:
-            subprocess.run(
-                [sys.executable, TOOLS / 'train.py', config]
-                + ['--work-dir', folder],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                check=True,
+        config.write_text(text)
+        record = {}
+        if checkpoint is not None:
+            test_folder = folder / 'before'
+            run(
+                *(TOOLS / 'test.py', config, checkpoint),
+                *('--work-dir', test_folder),
+                log=folder / 'test.log',
             )
-        result.write_text(json.dumps(read_scalars(folder)))
+            (scores,) = read_json_lines(test_folder, '*/*.json')
+            record['before'] = scores['mIoU']
+        run(
+            *(TOOLS / 'train.py', config, '--work-dir', folder),
+            log=folder / 'train.log',
+        )
+        log = read_json_lines(folder, '[0-9]*/vis_data/scalars.json')
+        record['after'] = log[-1]['mIoU']
+        if checkpoint is not None:  # others go on from pre-trained ones
+            for weights in folder.glob('*.pth'):
+                weights.unlink()
+        result.write_text(json.dumps(record))
     return json.loads(result.read_text())
 
 
-def read_scalars(folder: Path) -> dict:
-    """What mmengine has logged of the latest run in a work folder."""
-    latest = max(folder.glob('*/vis_data/scalars.json'))
-    records = [json.loads(line) for line in latest.read_text().splitlines()]
-    return dict(
-        miou=records[-1]['mIoU'],
-        seconds=float(np.median([r['time'] for r in records if 'loss' in r])),
-        threads=torch.get_num_threads(),
-    )
+def read_json_lines(folder: Path, pattern: str) -> list[dict]:
+    """What mmengine has logged in its latest run."""
+    latest = max(folder.glob(pattern))
+    return [json.loads(line) for line in latest.read_text().splitlines()]
 
 
-def print_table(results: dict, args: argparse.Namespace) -> None:
-    """Print means and ranges over the seeds as Markdown."""
-    print(
-        f'{args.arch}, {args.iters} iterations of {args.batch_size} pictures, '
-        f'{len(args.seeds)} seeds; mean mIoU [lowest, highest], seconds an '
-        'iteration\n'
-    )
-    header = ['variant', *(f'{size} x {size}' for size in args.sizes)]
-    for row in (header, ['---'] * len(header)):
+def show(values: list[float]) -> str:
+    """Mean and range over the seeds."""
+    return f'{np.mean(values):.1f} [{min(values):.1f}, {max(values):.1f}]'
+
+
+def print_table(header: list[str], rows: list[list[str]]) -> None:
+    """Print as Markdown."""
+    for row in (header, ['---'] * len(header), *rows):
         print('| ' + ' | '.join(row) + ' |')
+
+
+def print_report(
+    pretrained: dict, results: dict, args: argparse.Namespace
+) -> None:
+    """Print the tables."""
+    size = args.pretrain_size
+    print(
+        f'\nmIoU, mean [lowest, highest] of {len(args.seeds)} seeds; '
+        f'{args.arch}\n'
+    )
+    print_table(
+        ['inverse', f'{size} x {size}, from scratch'],
+        [
+            [
+                name,
+                show([pretrained[name, seed]['after'] for seed in args.seeds]),
+            ]
+            for name in PRETRAINED
+            if (name, args.seeds[0]) in pretrained
+        ],
+    )
+    print()
+    rows = []
     for variant in args.variants:
         row = [variant]
         for size in args.sizes:
             runs = [results[variant, size, seed] for seed in args.seeds]
-            miou = [run['miou'] for run in runs]
-            seconds = np.median([run['seconds'] for run in runs])
-            row.append(
-                f'{np.mean(miou):.1f} [{min(miou):.1f}, {max(miou):.1f}], '
-                f'{seconds:.2f} s'
-            )
-        print('| ' + ' | '.join(row) + ' |')
+            row += [
+                show([r[key] for r in runs]) for key in ('before', 'after')
+            ]
+        rows.append(row)
+    header = ['variant']
+    for size in args.sizes:
+        header += [f'{size} x {size} at once', 'trained on']
+    print_table(header, rows)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line."""
     args = parse_args(argv)
-    data = {size: draw_pictures(size, args) for size in args.sizes}
-    results = {}
+    for size in (args.pretrain_size, *args.sizes):
+        draw_pictures(size, args)
+    runs = args.out / f'{args.arch}-{args.pretrain_iters}-{args.iters}'
+    pretrained, results = {}, {}
     # by seeds, so that a study that is broken off has whole ones
-    for seed, size, variant in product(args.seeds, args.sizes, args.variants):
-        run = train(variant, size, seed, data[size], args)
-        results[variant, size, seed] = run
-        print(f'{size}, {variant}, seed {seed}: {run}', flush=True)
-    print_table(results, args)
+    for seed, variant, size in product(args.seeds, args.variants, args.sizes):
+        settings = VARIANTS[variant]
+        inverse = settings.get('inverse', 'newton')
+        start = runs / f'{args.pretrain_size}_{inverse}_{seed}'
+        text = config_text(PRETRAINED[inverse], args.pretrain_size, seed, args)
+        pretrained[inverse, seed] = train(start, text)
+        checkpoint = start / f'iter_{args.pretrain_iters}.pth'
+        name = variant.replace(', ', '_').replace(' ', '-')
+        text = config_text(settings, size, seed, args, checkpoint)
+        record = train(runs / f'{size}_{name}_{seed}', text, checkpoint)
+        results[variant, size, seed] = record
+        print(f'{size}, {variant}, seed {seed}: {record}', flush=True)
+    print_report(pretrained, results, args)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ..ops import average_grid, gelu_tanh, softmax_free_attention
+from ..ops import average_grid, linear_gelu, softmax_free_attention
 
 FFN_RATIO = 4  # width of the FFN, in widths of the tokens
 # numbers in the widest intermediate result of a chunk of tokens, on a CPU
@@ -195,7 +195,7 @@ class FFN(nn.Module):
     Args:
         channels: Width C of the tokens.
         width: Width between the layers.
-        gelu: The activation.
+        approximate: Form of the GELU, see :func:`soft_mm.ops.linear_gelu`.
         drop_rate: Dropout after both layers.
     """
 
@@ -203,18 +203,27 @@ class FFN(nn.Module):
         self,
         channels: int,
         width: int,
-        gelu: Callable[[Tensor], Tensor],
+        approximate: str,
         drop_rate: float,
     ):
         super().__init__()
         self.fc1 = nn.Linear(channels, width)
-        self.gelu = gelu
+        self.approximate = approximate
         self.fc2 = nn.Linear(width, channels)
         self.drop = nn.Dropout(drop_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) to the same."""
-        return self.drop(self.fc2(self.drop(self.gelu(self.fc1(x)))))
+        return self.drop(self.fc2(self.drop(self.widen(x))))
+
+    def widen(self, x: Tensor) -> Tensor:
+        """The first layer and the activation, (B, N, width)."""
+        fc1, approximate = self.fc1, self.approximate
+        # another layer in its place, or one with hooks, is to be called
+        replaced = type(fc1) is not nn.Linear
+        if replaced or fc1._forward_hooks or fc1._forward_pre_hooks:
+            return F.gelu(fc1(x), approximate=approximate)
+        return linear_gelu(x, fc1.weight, fc1.bias, approximate)
 
 
 class Landmarks(nn.Module):
@@ -316,18 +325,19 @@ class SoftmaxFreeAttention(nn.Module):
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Mix tokens (B, N, C) of a map of ``hw`` rows and columns."""
-        B, N, C = x.shape
-        heads = (B, N, self.num_heads, C // self.num_heads)
-        q = self.q(x).mul_(self.scale).reshape(heads).transpose(1, 2)
+        heads = (self.num_heads, x.shape[2] // self.num_heads)
+        q = self.q(x).mul_(self.scale).unflatten(2, heads).transpose(1, 2)
         v = self.v(x)
         out = softmax_free_attention(
             q,
             self.landmarks(q, hw),
-            v.reshape(heads).transpose(1, 2),
+            v.unflatten(2, heads).transpose(1, 2),
             **self.attention_cfg,
         )
-        out = out.transpose(1, 2).reshape(B, N, C)
-        return self.proj(out + self.convolve_values(v, hw))
+        # the first summand decides the layout of the sum, so that tokens are
+        # a view of it
+        v = self.convolve_values(v, hw).unflatten(2, heads)
+        return self.proj((v + out.transpose(1, 2)).flatten(2))
 
     def convolve_values(self, v: Tensor, hw: tuple[int, int]) -> Tensor:
         """Convolve (B, N, C), every channel with the filter of its head."""
@@ -368,7 +378,7 @@ class Block(nn.Module):
             is in the FFN's branch (``'ffn'``), or nothing.
     """
 
-    gelu: Callable[[Tensor], Tensor]
+    approximate: str  # form of the GELU
     norm_eps: float
 
     def __init__(
@@ -384,7 +394,7 @@ class Block(nn.Module):
         width = FFN_RATIO * channels
         self.attn = attn
         self.norm1 = nn.LayerNorm(channels, eps=self.norm_eps)
-        self.ffn = FFN(channels, width, self.gelu, drop_rate)
+        self.ffn = FFN(channels, width, self.approximate, drop_rate)
         self.norm2 = nn.LayerNorm(channels, eps=self.norm_eps)
         self.drop = nn.Dropout(drop_rate)
         self.drop_path = DropPath(drop_path)
@@ -406,7 +416,7 @@ class Block(nn.Module):
 class SoftmaxFreeBlock(Block):
     """Block of stages 1 to 3: normalized after each residual sum."""
 
-    gelu = staticmethod(gelu_tanh)
+    approximate = 'tanh'
     norm_eps = 1e-5
 
     def transform(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -424,7 +434,7 @@ class SoftmaxFreeBlock(Block):
 class SoftmaxBlock(Block):
     """Block of stage 4: normalized at the start of each branch."""
 
-    gelu = staticmethod(F.gelu)
+    approximate = 'none'
     norm_eps = 1e-6
 
     def transform(self, x: Tensor, hw: tuple[int, int]) -> Tensor:

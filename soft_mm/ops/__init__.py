@@ -8,7 +8,7 @@ of batch dimensions. Names follow the papers: ``a`` is the landmark kernel
 
 from .attention import softmax_free_attention
 from .gaussian import gaussian_kernel
-from .gelu import gelu_tanh
+from .gelu import linear_gelu
 from .inverse import cholesky_solve, max_newton_iters, newton_inverse
 from .pooling import average_grid
 
@@ -16,7 +16,7 @@ __all__ = [
     'average_grid',
     'cholesky_solve',
     'gaussian_kernel',
-    'gelu_tanh',
+    'linear_gelu',
     'max_newton_iters',
     'newton_inverse',
     'softmax_free_attention',

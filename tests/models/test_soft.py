@@ -3,10 +3,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from soft_mm.models import SOFT, layers
-from soft_mm.models.layers import DropPath, Landmarks, SoftmaxFreeAttention
+from soft_mm.models.layers import (
+    FFN,
+    DropPath,
+    Landmarks,
+    SoftmaxFreeAttention,
+)
 from soft_mm.ops import gaussian_kernel, softmax_free_attention
 
 from .nano import ARCH, nano, picture
@@ -501,3 +507,22 @@ def test_wrong_arguments_are_refused(kwargs, message):
 def test_unknown_argument_is_refused():
     with pytest.raises(TypeError, match='window_size'):
         SOFT(window_size=7)
+
+
+@pytest.mark.parametrize('approximate', ['none', 'tanh'])
+def test_ffn_calls_what_takes_its_layers_place(approximate):
+    ffn = FFN(8, 32, approximate, drop_rate=0.0)
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        ref = ffn(x)
+        seen = []
+        handle = ffn.fc1.register_forward_hook(
+            lambda module, args, out: seen.append(out)
+        )
+        torch.testing.assert_close(ffn(x), ref, atol=1e-5, rtol=1e-5)
+        handle.remove()
+        torch.testing.assert_close(seen, [ffn.fc1(x)])
+        # an adapter, as fine-tuning libraries put it in
+        ffn.fc1 = nn.Sequential(ffn.fc1, nn.Linear(32, 32))
+        ref = ffn.fc2(F.gelu(ffn.fc1(x), approximate=approximate))
+        torch.testing.assert_close(ffn(x), ref)
