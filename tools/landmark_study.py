@@ -273,30 +273,30 @@ def print_report(
         f'\nmIoU, mean [lowest, highest] of {len(args.seeds)} seeds; '
         f'{args.arch}\n'
     )
-    print_table(
-        ['inverse', f'{size} x {size}, from scratch'],
-        [
-            [
-                name,
-                show([pretrained[name, seed]['after'] for seed in args.seeds]),
-            ]
-            for name in PRETRAINED
-            if (name, args.seeds[0]) in pretrained
-        ],
-    )
+    rows = []
+    for name in PRETRAINED:
+        if (name, args.seeds[0]) in pretrained:
+            runs = [pretrained[name, seed] for seed in args.seeds]
+            rows.append([name, show([run['after'] for run in runs])])
+    print_table(['inverse', f'{size} x {size}, from scratch'], rows)
     print()
+    # seeds differ more than variants: these are compared within each seed
+    first = args.variants[0]
+    header = ['variant']
+    for size in args.sizes:
+        header += [f'{size} x {size} at once', f'minus {first}']
+        header += ['trained on', f'minus {first}']
     rows = []
     for variant in args.variants:
         row = [variant]
-        for size in args.sizes:
-            runs = [results[variant, size, seed] for seed in args.seeds]
-            row += [
-                show([r[key] for r in runs]) for key in ('before', 'after')
-            ]
+        for size, key in product(args.sizes, ('before', 'after')):
+            values, base = (
+                [results[name, size, seed][key] for seed in args.seeds]
+                for name in (variant, first)
+            )
+            differences = np.subtract(values, base).tolist()
+            row += [show(values), show(differences)]
         rows.append(row)
-    header = ['variant']
-    for size in args.sizes:
-        header += [f'{size} x {size} at once', 'trained on']
     print_table(header, rows)
 
 

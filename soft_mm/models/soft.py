@@ -20,6 +20,7 @@ from .layers import (
     downsampling,
     resize_table,
     stem,
+    to_contiguous,
     to_map,
     to_tokens,
 )
@@ -325,7 +326,7 @@ class SOFT(BaseModule):
             if i in self.out_indices:
                 # mmcv's RoIAlign on the CPU ignores strides, and a neck passes
                 # on the layout that it gets
-                outs.append(x.contiguous())
+                outs.append(to_contiguous(x))
         return tuple(outs)
 
     def train(self, mode: bool = True) -> 'SOFT':
