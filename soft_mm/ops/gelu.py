@@ -32,13 +32,14 @@ def linear_gelu(
 
 def _is_fused(*tensors: Tensor) -> bool:
     return (
-        all(x.device.type == 'cpu' for x in tensors)
+        # first, because the compiler cannot read what asks for oneDNN
+        not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        # it has no derivative and autocast does not know it
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled('cpu')
+        and all(x.device.type == 'cpu' for x in tensors)
         and all(x.dtype == torch.float32 for x in tensors)
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
-        # it has no derivative, autocast does not know it, nor do exporters
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled('cpu')
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
     )
