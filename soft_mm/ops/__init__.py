@@ -6,7 +6,7 @@ of batch dimensions. Names follow the papers: ``a`` is the landmark kernel
 :math:`A`, ``p`` the kernel between tokens and landmarks :math:`P^T`.
 """
 
-from .attention import softmax_free_attention
+from .attention import softmax_free_attention, solve_landmark_kernel
 from .gaussian import gaussian_kernel
 from .gelu import linear_gelu
 from .inverse import cholesky_solve, max_newton_iters, newton_inverse
@@ -20,4 +20,5 @@ __all__ = [
     'max_newton_iters',
     'newton_inverse',
     'softmax_free_attention',
+    'solve_landmark_kernel',
 ]

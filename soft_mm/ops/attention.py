@@ -62,28 +62,58 @@ def softmax_free_attention(
     Raises:
         ValueError: If ``inverse`` is unknown.
     """
-    if inverse not in ('newton', 'cholesky'):
-        raise ValueError(
-            f"inverse must be 'newton' or 'cholesky', got {inverse!r}"
-        )
+    options = (normalize, inverse, newton_iters, newton_init)
 
     def solve(pv: Tensor) -> Tensor:
         a = gaussian_kernel(landmarks)  # (..., M, M)
-        ridge = 0.0 if normalize else PLAIN_RIDGE
-        if normalize:
-            d_inv_sqrt = a.sum(-1, keepdim=True).rsqrt()  # (..., M, 1)
-            pv = d_inv_sqrt * pv
-        if inverse == 'newton':
-            pv = newton_inverse(a, newton_iters, newton_init, ridge) @ pv
-        else:
-            ridge = CHOLESKY_RIDGE + ridge / a.shape[-1]
-            pv = cholesky_solve(a, pv, ridge)
-        return d_inv_sqrt * pv if normalize else pv
+        if not normalize:
+            return solve_landmark_kernel(a, pv, *options)
+        d_inv_sqrt = a.sum(-1, keepdim=True).rsqrt()  # (..., M, 1)
+        return d_inv_sqrt * solve_landmark_kernel(a, d_inv_sqrt * pv, *options)
 
     if _fits(q, landmarks):
         p = gaussian_kernel(q, landmarks)  # (..., N, M)
         return p @ solve(p.transpose(-2, -1) @ v)
     return _in_chunks(q, landmarks, v, solve)
+
+
+@full_precision
+def solve_landmark_kernel(
+    a: Tensor,
+    b: Tensor,
+    normalize: bool = True,
+    inverse: str = 'newton',
+    newton_iters: int = 20,
+    newton_init: str = 'matrix',
+) -> Tensor:
+    r"""The product :math:`A^\dagger B` within the attention.
+
+    The symmetric normalization is not applied here; ``normalize`` decides
+    whether 0.01 is added to the diagonal. With ``b = a`` the result tells how
+    far the pseudo-inverse is one.
+
+    Args:
+        a: Kernel of the landmarks, (..., M, M).
+        b: Right-hand sides, (..., M, d).
+        normalize: See :func:`softmax_free_attention`, as the others.
+        inverse: ``'newton'`` or ``'cholesky'``.
+        newton_iters: Steps of Newton's iteration.
+        newton_init: Its start.
+
+    Returns:
+        (..., M, d).
+
+    Raises:
+        ValueError: If ``inverse`` is unknown.
+    """
+    if inverse not in ('newton', 'cholesky'):
+        raise ValueError(
+            f"inverse must be 'newton' or 'cholesky', got {inverse!r}"
+        )
+    ridge = 0.0 if normalize else PLAIN_RIDGE
+    if inverse == 'newton':
+        return newton_inverse(a, newton_iters, newton_init, ridge) @ b
+    return cholesky_solve(a, b, CHOLESKY_RIDGE + ridge / a.shape[-1])
 
 
 def _fits(q: Tensor, landmarks: Tensor) -> bool:

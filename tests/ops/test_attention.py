@@ -1,7 +1,12 @@
 import pytest
 import torch
 
-from soft_mm.ops import attention, gaussian_kernel, softmax_free_attention
+from soft_mm.ops import (
+    attention,
+    gaussian_kernel,
+    softmax_free_attention,
+    solve_landmark_kernel,
+)
 
 from .test_inverse import spectral_filter
 
@@ -194,6 +199,20 @@ def test_chunks_bound_what_is_kept(monkeypatch):
         )
     # nothing larger than a landmark kernel, (2, 3, 64, 64)
     assert max(kept) <= 2 * 3 * 64 * 64 < 2 * 3 * 200 * 64
+
+
+@pytest.mark.parametrize(('normalize', 'ridge'), [(True, 0), (False, 0.01)])
+@pytest.mark.parametrize('inverse', ['newton', 'cholesky'])
+def test_the_kernel_is_solved_without_the_normalization(
+    normalize, ridge, inverse
+):
+    _, z, v = random_inputs()
+    a, b = gaussian_kernel(z), v[..., :9, :]
+    out = solve_landmark_kernel(a, b, normalize, inverse, newton_iters=40)
+    eye = torch.eye(9, dtype=a.dtype)
+    torch.testing.assert_close(
+        (a + ridge * eye) @ out, b, atol=1e-4, rtol=1e-3
+    )
 
 
 def test_unknown_inverse_is_refused():
