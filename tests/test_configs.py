@@ -253,6 +253,33 @@ def test_weight_decay_spares_norms_biases_and_tables(cfg, model):
     assert any('pos_embed' in name for name in tables)
 
 
+def test_learning_rates_can_decay_over_the_layers(cfg, model):
+    """By two options on top of each recipe's own."""
+    cfg = cfg.copy()
+    cfg.merge_from_dict(
+        {
+            'optim_wrapper.constructor': 'soft_mm.'
+            'LearningRateDecayOptimizerConstructor',
+            'optim_wrapper.paramwise_cfg.decay_rate': 0.9,
+        }
+    )
+    with host_scope(cfg):
+        wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+    groups = wrapper.optimizer.param_groups
+    rates = {p: group['lr'] for group in groups for p in group['params']}
+    assert set(rates) == set(model.parameters())
+    base = cfg.optim_wrapper.optimizer.lr
+    blocks = sum(len(stage.blocks) for stage in model.backbone.stages)
+    tables = [stage.pos_embed for stage in model.backbone.stages]
+    assert rates[tables[0]] == pytest.approx(base * 0.9 ** (blocks + 1))
+    inner = set(model.backbone.parameters())
+    assert all(rates[p] == base for p in rates if p not in inner)
+
+
+def test_a_broken_loss_stops_the_training(cfg):
+    assert cfg.default_hooks.finite_loss.type == 'soft_mm.FiniteLossHook'
+
+
 def test_statistics_are_shared_between_gpus_and_not_frozen(path, cfg):
     backbone = cfg.model.backbone
     assert 'norm_eval' not in backbone

@@ -80,6 +80,28 @@ def test_resolves_in_mmengines_own_registry(type_, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ('registry', 'name'),
+    [
+        ('HOOKS', 'FiniteLossHook'),
+        ('OPTIM_WRAPPERS', 'CPUAmpOptimWrapper'),
+        (
+            'OPTIM_WRAPPER_CONSTRUCTORS',
+            'LearningRateDecayOptimizerConstructor',
+        ),
+    ],
+)
+def test_what_trains_resolves_without_an_import(registry, name, tmp_path):
+    run(
+        f"""
+        from mmengine.registry import {registry}
+        found = {registry}.get('soft_mm.{name}')
+        assert found.__module__.startswith('soft_mm.'), found
+        """,
+        tmp_path,
+    )
+
+
 def test_import_brings_no_host_library(tmp_path):
     loaded = run(
         """

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
-from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
@@ -210,6 +209,34 @@ def data_paths(cfg: dict | list | None) -> Iterator[str]:
                 yield os.path.join(cfg.get('data_root') or '', path)
 
 
+def prepare_precision(cfg: Config) -> None:
+    """Without a GPU, let mixed precision be in bfloat16, or stop.
+
+    mmengine's wrapper refuses a CPU, and some of mmcv's operators know no
+    bfloat16 there.
+
+    Args:
+        cfg: Changed in place.
+    """
+    wrapper = cfg.get('optim_wrapper', {})
+    if get_device() != 'cpu' or wrapper.get('type') != 'AmpOptimWrapper':
+        return
+    if cfg.default_scope == 'mmdet':
+        raise SystemExit(
+            'error: mixed precision of a detector needs a GPU: on a CPU '
+            'mmcv has no nms and no RoIAlign in bfloat16; train in float32, '
+            'without --amp and with the type OptimWrapper'
+        )
+    wrapper.type = 'soft_mm.CPUAmpOptimWrapper'
+    wrapper.pop('loss_scale', None)  # bfloat16 has float32's range
+    if (dtype := wrapper.pop('dtype', 'bfloat16')) != 'bfloat16':
+        raise SystemExit(
+            'error: without a GPU optim_wrapper.dtype must be bfloat16, '
+            f'got {dtype}'
+        )
+    print_log('No GPU: mixed precision is in bfloat16.', 'current')
+
+
 def prepare_device(cfg: Config) -> None:
     """Let a config that was written for GPUs run on a machine without one.
 
@@ -222,11 +249,6 @@ def prepare_device(cfg: Config) -> None:
     """
     if get_device() != 'cpu':
         return
-    if str(cfg.get('optim_wrapper', {}).get('type')) == 'AmpOptimWrapper':
-        raise SystemExit(
-            'error: mixed precision needs a GPU; on a CPU training is in '
-            'float32: leave out --amp and use the type OptimWrapper'
-        )
     replace(cfg.model, 'SyncBN', 'BN')
     if cfg.launcher == 'none':
         return
@@ -255,39 +277,6 @@ def prepare_device(cfg: Config) -> None:
     )
 
 
-class FiniteLossHook(Hook):
-    """Stop when the loss has not been finite for some iterations in a row.
-
-    A single overflow is left to the loss scaler of mixed precision.
-
-    Args:
-        patience: Number of iterations.
-    """
-
-    priority = 'VERY_LOW'
-
-    def __init__(self, patience: int = 10) -> None:
-        self.patience = patience
-        self.count = 0
-
-    def after_train_iter(
-        self, runner, batch_idx, data_batch=None, outputs=None
-    ):
-        """Count losses that are not finite."""
-        finite = torch.as_tensor(outputs['loss']).isfinite().all()
-        self.count = 0 if finite else self.count + 1
-        if self.count == self.patience:
-            broken = (
-                name
-                for name, value in runner.model.named_parameters()
-                if not value.isfinite().all()
-            )
-            raise FloatingPointError(
-                f'the loss was not finite in {self.count} iterations in a '
-                f'row; first weight that is not: {next(broken, "none")}'
-            )
-
-
 def require_samples(runner: Runner) -> None:
     """Stop with one line if no training picture is left after filtering.
 
@@ -307,6 +296,4 @@ def require_samples(runner: Runner) -> None:
 def build_runner(cfg: Config) -> Runner:
     """Build the runner that the config asks for."""
     build = RUNNERS.build if 'runner_type' in cfg else Runner.from_cfg
-    runner = build(cfg)
-    runner.register_hook(FiniteLossHook())
-    return runner
+    return build(cfg)

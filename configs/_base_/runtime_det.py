@@ -15,6 +15,8 @@ default_hooks = dict(
         save_best='coco/bbox_mAP',
     ),
     visualization=dict(type='DetVisualizationHook'),
+    # here and not in custom_hooks, which a config replaces as a whole
+    finite_loss=dict(type='soft_mm.FiniteLossHook'),
 )
 log_processor = dict(window_size=50)
 visualizer = dict(

@@ -16,6 +16,8 @@ default_hooks = dict(
         save_best='mIoU',
     ),
     visualization=dict(type='SegVisualizationHook'),
+    # here and not in custom_hooks, which a config replaces as a whole
+    finite_loss=dict(type='soft_mm.FiniteLossHook'),
 )
 log_processor = dict(window_size=50, by_epoch=False)
 visualizer = dict(
