@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -255,7 +256,7 @@ def test_weight_decay_spares_norms_biases_and_tables(cfg, model):
 
 def test_learning_rates_can_decay_over_the_layers(cfg, model):
     """By two options on top of each recipe's own."""
-    cfg = cfg.copy()
+    cfg = deepcopy(cfg)
     cfg.merge_from_dict(
         {
             'optim_wrapper.constructor': 'soft_mm.'

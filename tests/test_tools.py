@@ -282,7 +282,7 @@ def test_mixed_precision_in_the_config_is_prepared_too(runtime):
     cfg.optim_wrapper.loss_scale = 'dynamic'
     cfg.optim_wrapper.dtype = 'float16'
     with pytest.raises(SystemExit, match='must be bfloat16, got float16'):
-        runtime.prepare_precision(cfg.copy())
+        runtime.prepare_precision(cfg)
     cfg.optim_wrapper.dtype = 'bfloat16'
     runtime.prepare_precision(cfg)
     assert cfg.optim_wrapper.type == 'soft_mm.CPUAmpOptimWrapper'

@@ -227,13 +227,14 @@ def prepare_precision(cfg: Config) -> None:
             'mmcv has no nms and no RoIAlign in bfloat16; train in float32, '
             'without --amp and with the type OptimWrapper'
         )
-    wrapper.type = 'soft_mm.CPUAmpOptimWrapper'
-    wrapper.pop('loss_scale', None)  # bfloat16 has float32's range
-    if (dtype := wrapper.pop('dtype', 'bfloat16')) != 'bfloat16':
+    if (dtype := wrapper.get('dtype', 'bfloat16')) != 'bfloat16':
         raise SystemExit(
             'error: without a GPU optim_wrapper.dtype must be bfloat16, '
             f'got {dtype}'
         )
+    for key in ('dtype', 'loss_scale'):  # bfloat16 needs no scale
+        wrapper.pop(key, None)
+    wrapper.type = 'soft_mm.CPUAmpOptimWrapper'
     print_log('No GPU: mixed precision is in bfloat16.', 'current')
 
 
