@@ -8,7 +8,7 @@ three files: the row of its attention matrix for the token with the point, the
 similarity of all tokens to the landmark with the point, and eigenvalues of
 the landmark kernel; a block of stage 4, which has ordinary attention, gives
 the first. The picture is prepared as the config prepares test pictures, and
-looked at as a whole. How to read them: docs/visualization.md.
+looked at as a whole.
 """
 
 import argparse
