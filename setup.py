@@ -32,6 +32,22 @@ setup(
     description='SOFT backbones for MMDetection 3.x and MMSegmentation 1.x',
     license='MIT',
     packages=find_packages(include=['soft_mm', 'soft_mm.*']),
+    # named, so that an editable install puts the checkout on sys.path: the
+    # hook that it would set up otherwise comes after a folder `soft_mm`, such
+    # as the checkout itself, in the folder where Python was started
+    package_dir={'': '.'},
+    # soft_mm/.mim is where mim and `soft_mm.config_path` look; in a checkout
+    # it has links to the real folders, in a wheel the files themselves
+    package_data={
+        'soft_mm': [
+            '.mim/model-index.yml',
+            '.mim/configs/**/*.py',
+            '.mim/configs/**/*.yml',
+            '.mim/tools/**/*.py',
+            '.mim/tools/dist_*.sh',
+            '.mim/tools/slurm_*.sh',
+        ]
+    },
     python_requires='>=3.10',
     install_requires=requirements('runtime'),
     extras_require={

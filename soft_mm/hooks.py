@@ -7,6 +7,7 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.runner import Runner
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from .registry import HOOKS
 
@@ -26,8 +27,8 @@ class FiniteLossHook(Hook):
     GPU in the same places to log the gradient's norm and the losses.
 
     In several processes each one looks at its own loss. The search calls the
-    model again, without communication, so not with weights that are sharded
-    over processes.
+    model again, without communication: where weights are sharded over the
+    processes it looks at a process's share of the weights alone.
     """
 
     priority = 'VERY_HIGH'  # before anything is logged, averaged or saved
@@ -77,7 +78,10 @@ class FiniteLossHook(Hook):
         """Say where the first number is that is not finite."""
         for name, weight in self.model.named_parameters():
             if not weight.isfinite().all():
+                name = name.replace('_fsdp_wrapped_module.', '')
                 return f'the first such weight is in {name}'
+        if isinstance(runner.model, FullyShardedDataParallel):
+            return "this process's share of the weights is"
         if not isinstance(self.inputs, Tensor):
             return 'all weights are'
         if not self.inputs.isfinite().all():

@@ -25,6 +25,7 @@ OPTIONS = {
     'dcn_offset_lr_mult',
     'bypass_duplicate',
 }
+OWN_OPTIONS = {'decay_rate', 'decay_type', 'num_layers', 'backbone_lr_mult'}
 DECAY_TYPES = ('layer_wise', 'stage_wise')
 
 
@@ -53,7 +54,9 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
     position table; the blocks are layers 1 to ``num_layers``. A later patch
     embedding, its position table and the class token belong to the block that
     they feed. The final normalization, the neck and the heads have the base
-    rate.
+    rate. With a ``decay_rate`` of 1 and ``backbone_lr_mult`` the whole
+    backbone has one lower rate; mmengine's own way to that, a custom key,
+    would bring back the weight decay of the backbone's norms and biases.
 
     Weights with one axis (biases, norms), position tables and class tokens
     have no weight decay, unless options of mmengine's constructor, all of
@@ -64,9 +67,11 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             an ``lr``.
         paramwise_cfg: ``decay_rate``; ``decay_type``, ``'layer_wise'`` (the
             default) or ``'stage_wise'``, where all blocks of a stage are one
-            layer; and for the former ``num_layers``, among which the blocks
-            are divided evenly, by default as many as blocks. Besides, the
-            options of :class:`mmengine.optim.DefaultOptimWrapperConstructor`.
+            layer; for the former ``num_layers``, among which the blocks
+            are divided evenly, by default as many as blocks; and
+            ``backbone_lr_mult``, a factor of all rates of the backbone.
+            Besides, the options of
+            :class:`mmengine.optim.DefaultOptimWrapperConstructor`.
 
     Raises:
         ValueError: If an option is unknown or its value is not allowed, or
@@ -78,10 +83,11 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
     ):
         options = dict(paramwise_cfg or {})
         self.decay_rate = options.pop('decay_rate', None)
+        self.backbone_lr_mult = options.pop('backbone_lr_mult', 1.0)
         self.decay_type = options.pop('decay_type', DECAY_TYPES[0])
         self.num_layers = options.pop('num_layers', None)
         if unknown := set(options) - OPTIONS:
-            known = {'decay_rate', 'decay_type', 'num_layers'} | OPTIONS
+            known = OWN_OPTIONS | OPTIONS
             raise ValueError(
                 f'options of paramwise_cfg must be of {sorted(known)}, '
                 f'got {sorted(unknown)}'
@@ -89,6 +95,11 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         rate = self.decay_rate
         if not isinstance(rate, int | float) or not 0 < rate <= 1:
             raise ValueError(f'decay_rate must be in (0, 1], got {rate!r}')
+        factor = self.backbone_lr_mult
+        if not isinstance(factor, int | float) or factor <= 0:
+            raise ValueError(
+                f'backbone_lr_mult must be positive, got {factor!r}'
+            )
         if self.decay_type not in DECAY_TYPES:
             raise ValueError(
                 f'decay_type must be one of {DECAY_TYPES}, '
@@ -156,10 +167,12 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             last = layers[-1][-1]
             for name, param in backbone.named_parameters():
                 distance = last + 1 - layer_of(name, layers)
-                scales[param] = self.decay_rate**distance
+                decay = self.decay_rate**distance
+                scales[param] = self.backbone_lr_mult * decay
+            lowest = self.backbone_lr_mult * self.decay_rate ** (last + 1)
             print_log(
                 f'Learning rates of SOFT: {last} layers, the stem has '
-                f'{self.decay_rate ** (last + 1):.3g} of the base rate',
+                f'{lowest:.3g} of the base rate',
                 'current',
             )
         return scales

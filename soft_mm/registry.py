@@ -18,3 +18,4 @@ OPTIM_WRAPPERS = child('OPTIM_WRAPPERS', 'soft_mm.optim')
 OPTIM_WRAPPER_CONSTRUCTORS = child(
     'OPTIM_WRAPPER_CONSTRUCTORS', 'soft_mm.optim'
 )
+FUNCTIONS = child('FUNCTIONS', 'soft_mm.sharding')

@@ -1,3 +1,4 @@
+import inspect
 import os
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def _needs_export():
+    """Skips where torch is too old to export the backbone.
+
+    The argument is of later torch than what export does with autocast.
+    """
+    known = inspect.signature(torch.export.export).parameters
+    if 'prefer_deferred_runtime_asserts_over_guards' not in known:
+        pytest.skip(f'torch {torch.__version__} is too old for the export')
 
 
 @pytest.fixture(scope='session')

@@ -31,14 +31,6 @@ CONV = (
 )
 
 
-@pytest.fixture(scope='module', autouse=True)
-def _tools():
-    """The scripts import each other, as files beside them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(TOOLS)
-        yield
-
-
 @pytest.fixture
 def complexity():
     return importlib.import_module('complexity')
@@ -246,15 +238,20 @@ def script(name, *args):
 
 
 @pytest.mark.parametrize(
-    ('host', 'config'),
+    ('hosts', 'config'),
     [
-        ('mmdet', 'mask-rcnn_soft-nano_fpn_shapes.py'),
-        ('mmseg', 'fpn_soft-nano_shapes.py'),
+        ('mmdet', 'quickstart/mask-rcnn_soft-nano_fpn_shapes.py'),
+        ('mmseg', 'quickstart/fpn_soft-nano_shapes.py'),
+        (
+            'mmdet mmseg',
+            'segmentation/mask2former_soft-tiny_8xb2-160k_ade20k-512x512.py',
+        ),
     ],
 )
-def test_a_whole_network_is_counted(host, config):
-    pytest.importorskip(host)
-    path = ROOT / 'configs/quickstart' / config
+def test_a_whole_network_is_counted(hosts, config):
+    for host in hosts.split():
+        pytest.importorskip(host)
+    path = ROOT / 'configs' / config
     code, text = script('get_flops.py', path, '--shape', 64, 96)
     assert code == 0, text
     assert 'at 64 x 96' in text

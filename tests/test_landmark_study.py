@@ -1,6 +1,6 @@
 """The study's variants are what their names say."""
 
-from pathlib import Path
+import importlib
 
 import pytest
 import torch
@@ -11,18 +11,13 @@ pytest.importorskip('mmengine')
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
+from soft_mm.models import layers
 from soft_mm.models.layers import Landmarks
-
-TOOLS = Path(__file__).parents[1] / 'tools'
 
 
 @pytest.fixture(scope='module')
 def study():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(TOOLS)
-        import landmark_study
-
-        yield landmark_study
+    return importlib.import_module('landmark_study')
 
 
 def test_landmarks_are_averaged_last(study):
@@ -35,6 +30,28 @@ def test_landmarks_are_averaged_last(study):
     ref = F.adaptive_avg_pool2d(maps, (3, 2)).flatten(2).mT
     torch.testing.assert_close(layer(q, (7, 12)), ref.unflatten(0, (2, 3)))
     assert layer.grid == (3, 2)
+
+
+def test_without_attention_the_values_convolution_is_left(study, monkeypatch):
+    layer = layers.SoftmaxFreeAttention(16, 2, 2, 3, None, {})
+    x = torch.randn(2, 5 * 6, 16)
+    out = layer(x, (5, 6))
+    monkeypatch.setattr(
+        layers, 'softmax_free_attention', lambda q, z, v: torch.zeros_like(v)
+    )
+    ref = layer(x, (5, 6))
+    layer.__class__ = study.ValueConvolution
+    torch.testing.assert_close(layer(x, (5, 6)), ref)
+    assert not torch.allclose(out, ref)
+
+
+def test_landmarks_start_at_the_given_length(study):
+    arch = dict(study.NANO)
+    model = study.NearLandmarks(arch, landmark_scale=0.25)
+    x = torch.randn(1, 1, 64, 32)
+    near = model.stages[0].blocks[0].attn.landmarks
+    norm = torch.nn.LayerNorm(32)
+    torch.testing.assert_close(near.norm(x), 0.25 * norm(x))
 
 
 def test_every_variant_is_a_config_that_builds(study, tmp_path):
@@ -62,6 +79,10 @@ def test_every_variant_is_a_config_that_builds(study, tmp_path):
         assert landmarks.grid == grid.get(variant[:2], (7, 7))
         pooled_last = isinstance(landmarks, study.LandmarksPooledLast)
         assert pooled_last is ('after the norm' in variant)
+        without = isinstance(
+            backbone.stages[1].blocks[0].attn, study.ValueConvolution
+        )
+        assert without is (variant == 'no attention')
         inverse = backbone.stages[1].blocks[0].attn.attention_cfg['inverse']
         assert (inverse == 'cholesky') is ('Cholesky' in variant)
 

@@ -146,6 +146,21 @@ def test_other_options_multiply():
     assert decay[model.neck.bias] == 0.1
 
 
+def test_the_whole_backbone_has_a_lower_rate():
+    model = Network()
+    groups = build(model, decay_rate=1, backbone_lr_mult=0.1)
+    rates, decay = settings(groups, 'lr'), settings(groups, 'weight_decay')
+    inner = set(model.backbone.parameters())
+    for p in model.parameters():
+        assert rates[p] == (0.1 if p in inner else 1)
+    norm = model.backbone.stages[0].blocks[0].norm1
+    assert decay[norm.weight] == decay[norm.bias] == 0
+    rates = settings(build(model, decay_rate=0.5, backbone_lr_mult=0.1), 'lr')
+    assert rates[model.backbone.stages[0].pos_embed] == pytest.approx(
+        0.1 * 0.5**7
+    )
+
+
 def test_blocks_share_layers():
     layers = layers_of_blocks([1, 1, 4, 2], 'layer_wise', 4)
     assert layers == [[1], [1], [2, 2, 3, 3], [4, 4]]
@@ -167,6 +182,10 @@ def test_blocks_share_layers():
         (dict(decay_rate=0.5, decay_type='block_wise'), "got 'block_wise'"),
         (dict(decay_rate=0.5, num_layers=7), 'blocks, 6, got 7'),
         (dict(decay_rate=0.5, num_layers=0), 'got 0'),
+        (
+            dict(decay_rate=1, backbone_lr_mult=0),
+            'backbone_lr_mult must be positive, got 0',
+        ),
         (
             dict(decay_rate=0.5, decay_type='stage_wise', num_layers=4),
             'num_layers is for layer_wise',

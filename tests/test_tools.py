@@ -1,10 +1,11 @@
 """The scripts, as a user runs them, on a few drawn pictures."""
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,17 +29,10 @@ on_cpu = pytest.mark.skipif(
 )
 
 
-def load_script(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope='module')
 def runtime():
     pytest.importorskip('mmcv')
-    return load_script(TOOLS / 'runtime.py')
+    return importlib.import_module('runtime')
 
 
 @pytest.fixture(scope='module')
@@ -46,7 +40,7 @@ def folder(tmp_path_factory):
     """Where the scripts run: not the checkout, and with a space."""
     pytest.importorskip('cv2')
     folder = tmp_path_factory.mktemp('a folder')
-    shapes = load_script(TOOLS / 'dataset_converters/shapes.py')
+    shapes = importlib.import_module('shapes')
     shapes.main(
         [str(folder / 'shapes')]
         + ['--train', '4', '--val', '2', '--size', '64']
@@ -172,12 +166,27 @@ def test_a_segmentor_is_tested_with_all_outputs(segmentor, folder):
     assert len(list((folder / 'painted').rglob('*.png'))) == 2
 
 
+def test_a_published_file_has_the_metrics_of_its_training(segmentor, folder):
+    log, checkpoint = segmentor
+    path = run(
+        python('publish_model.py', checkpoint, 'published/fpn.pth'), folder
+    ).splitlines()[-1]
+    tested = run(
+        python('test.py', SEGMENTATION, path, '--work-dir', 'tested')
+        + ['--cfg-options', 'data_root=shapes'],
+        folder,
+    )
+    metrics = r'aAcc: [\d.]+  mIoU: [\d.]+  mAcc: [\d.]+'
+    (expected,) = set(re.findall(metrics, log))
+    assert re.findall(metrics, tested) == [expected]
+
+
 @pytest.fixture(scope='module')
-def improved(folder):
+def with_options(folder):
     """Folder of three iterations with options that recipes leave out."""
     pytest.importorskip('mmseg')
     log = run(
-        python('train.py', SEGMENTATION, '--work-dir', 'improved', '--amp')
+        python('train.py', SEGMENTATION, '--work-dir', 'with_options', '--amp')
         + ['--auto-scale-lr', *SEGMENTATION_OPTIONS, 'train_cfg.max_iters=3']
         + ['auto_scale_lr.base_batch_size=8', 'train_cfg.val_interval=1']
         + ['default_hooks.ema.type=EMAHook', 'default_hooks.ema.momentum=0.25']
@@ -185,7 +194,7 @@ def improved(folder):
         folder,
     )
     assert 'Iter(train) [3/3]' in log
-    return folder / 'improved'
+    return folder / 'with_options'
 
 
 def scalars(folder, key):
@@ -196,29 +205,29 @@ def scalars(folder, key):
 
 
 @on_cpu
-def test_a_segmentor_trains_in_mixed_precision_without_a_gpu(improved):
-    cfg = Config.fromfile(improved / SEGMENTATION.name)
+def test_a_segmentor_trains_in_mixed_precision_without_a_gpu(with_options):
+    cfg = Config.fromfile(with_options / SEGMENTATION.name)
     assert cfg.optim_wrapper.type == 'soft_mm.CPUAmpOptimWrapper'
-    losses = scalars(improved, 'loss')
+    losses = scalars(with_options, 'loss')
     assert len(losses) == 3
     assert all(0 < loss < 10 for loss in losses)
 
 
-def test_the_learning_rate_follows_the_batch_size(improved):
+def test_the_learning_rate_follows_the_batch_size(with_options):
     """1e-3 for 8 pictures is a quarter of it for 2; the warm-up's start."""
-    assert scalars(improved, 'lr')[0] == pytest.approx(1e-3 / 4 * 0.01)
+    assert scalars(with_options, 'lr')[0] == pytest.approx(1e-3 / 4 * 0.01)
 
 
-def test_a_checkpoint_holds_the_averaged_weights(improved):
+def test_a_checkpoint_holds_the_averaged_weights(with_options):
     """They are what is loaded; ``momentum`` is the share of the new ones."""
     states = [
-        torch.load(improved / f'iter_{i}.pth', weights_only=False)
+        torch.load(with_options / f'iter_{i}.pth', weights_only=False)
         for i in (1, 2, 3)
     ]
     cfg = Config.fromfile(SEGMENTATION).model.backbone
     cfg.pop('type')
     backbone = SOFT(**cfg)
-    load_pretrained(backbone, str(improved / 'iter_3.pth'))
+    load_pretrained(backbone, str(with_options / 'iter_3.pth'))
     for name, loaded in backbone.named_parameters():
         raw = [
             state['ema_state_dict'][f'module.backbone.{name}']
@@ -231,11 +240,11 @@ def test_a_checkpoint_holds_the_averaged_weights(improved):
         torch.testing.assert_close(loaded.data, average)
 
 
-def test_the_best_checkpoint_is_kept(improved):
-    scores = scalars(improved, 'mIoU')
+def test_the_best_checkpoint_is_kept(with_options):
+    scores = scalars(with_options, 'mIoU')
     assert len(scores) == 3
     best = scores.index(max(scores)) + 1
-    (file,) = improved.glob('best_*.pth')
+    (file,) = with_options.glob('best_*.pth')
     assert file.name == f'best_mIoU_iter_{best}.pth'
 
 
@@ -305,8 +314,8 @@ def test_shared_statistics_become_own_ones_without_a_gpu(runtime):
 @on_cpu
 def test_other_launchers_without_a_gpu_are_refused(runtime):
     cfg = Config.fromfile(SEGMENTATION)
-    cfg.launcher = 'slurm'
-    with pytest.raises(SystemExit, match='--launcher slurm needs GPUs'):
+    cfg.launcher = 'mpi'
+    with pytest.raises(SystemExit, match='--launcher mpi needs GPUs'):
         runtime.prepare_device(cfg)
 
 
@@ -322,7 +331,8 @@ def arguments(config, options=None):
 
 def test_one_option_changes_the_crop_and_all_that_follows_it(runtime):
     pytest.importorskip('mmseg')
-    for path in (ROOT / 'configs/segmentation').glob('*.py'):
+    pytest.importorskip('mmdet')  # of which Mask2Former is made
+    for path in (ROOT / 'configs/segmentation').glob('*_soft-tiny_*.py'):
         cfg = runtime.load_config(arguments(path, {'crop_size': (96, 128)}))
         assert cfg.crop_size == (96, 128)
         assert cfg.model.data_preprocessor.size == (96, 128)
@@ -330,6 +340,16 @@ def test_one_option_changes_the_crop_and_all_that_follows_it(runtime):
         assert crop == dict(
             type='RandomCrop', crop_size=(96, 128), cat_max_ratio=0.75
         )
+
+
+def test_one_option_changes_the_sizes_of_training(runtime):
+    pytest.importorskip('mmdet')
+    for path in (ROOT / 'configs/detection').glob('*_ms-*.py'):
+        scales = [(160, 96), (160, 128)]
+        cfg = runtime.load_config(arguments(path, {'train_scales': scales}))
+        pipeline = str(cfg.train_dataloader.dataset.pipeline)
+        assert pipeline.count(str(scales)) == 1 + ('ms-crop' in path.stem)
+        assert '800' not in pipeline
 
 
 def test_a_crop_changed_in_vain_is_reported(runtime, tmp_path):
@@ -348,7 +368,7 @@ def test_a_crop_changed_in_vain_is_reported(runtime, tmp_path):
 @pytest.mark.parametrize('place', ['elsewhere', 'elsewhere/'])
 def test_one_option_moves_the_data(runtime, place):
     pytest.importorskip('mmdet')
-    for path in (ROOT / 'configs/detection').glob('*.py'):
+    for path in (ROOT / 'configs/detection').glob('*_soft-tiny_*.py'):
         cfg = runtime.load_config(arguments(path, {'data_root': place}))
         paths = [
             *runtime.data_paths(cfg.train_dataloader),
@@ -384,20 +404,93 @@ def test_missing_files_are_named(runtime, tmp_path):
 
 def test_weights_of_another_model_are_refused(runtime, tmp_path):
     path = str(tmp_path / 'weights.pth')
-    model = torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     wrapped = torch.nn.ModuleDict({'module': model})
-    for state in (model.state_dict(), wrapped.state_dict()):
-        torch.save({'meta': {}, 'state_dict': state}, path)
+    state = model.state_dict()
+    for good in (state, wrapped.state_dict()):
+        torch.save({'meta': {}, 'state_dict': good}, path)
         runtime.require_weights(path, model)
         runtime.require_weights(path, wrapped)
-    for state in ({'backbone.weight': torch.ones(2)}, {}):
-        torch.save(state, path)
-        with pytest.raises(SystemExit, match='such as weight, got'):
-            runtime.require_weights(path, model)
+    for bad, message in (
+        ({'backbone.weight': torch.ones(2)}, r'leaves 4 of 4 .* backbone\.w'),
+        ({}, 'leaves 4 of 4 weights as they are, first 0.weight'),
+        # the head would be drawn at random
+        ({k: state[k] for k in state if k[0] == '0'}, 'leaves 2 of 4 .* such'),
+        (
+            {**state, '1.weight': torch.ones(7, 2)},
+            r'leaves 1 of 4.*first 1\.weight, expected shape \(1, 2\), got '
+            r'shape \(7, 2\)',
+        ),
+        ({**state, '1.bias': [0.0]}, 'leaves 1 of 4 .* no such name'),
+        (
+            {**state, '0.bias': torch.tensor([0, torch.nan])},
+            '0.bias .* finite',
+        ),
+        ({**state, '0.bias': torch.ones(2).int()}, '0.bias .* torch.int32'),
+    ):
+        for content in (bad, {'state_dict': bad}):
+            torch.save(content, path)
+            with pytest.raises(SystemExit, match=message):
+                runtime.require_weights(path, model)
     whole = Path(path).read_bytes()
     Path(path).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(SystemExit, match='damaged'):
         runtime.require_weights(path, model)
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, ('hacked',)
+
+
+def malicious_file(folder):
+    torch.save({'state_dict': {}, 'x': Malicious()}, folder / 'malicious.pth')
+    return folder / 'malicious.pth'
+
+
+def refuses(log, folder):
+    """Whether a file was refused in one line, and its code was not run."""
+    assert not (folder / 'hacked').exists()
+    assert 'Traceback' not in log
+    line = next(line for line in log.splitlines() if 'error: ' in line)
+    return 'malicious.pth' in line and 'could run code' in line
+
+
+def test_a_training_does_not_resume_from_code(folder):
+    pytest.importorskip('mmseg')
+    log = run(
+        python('train.py', SEGMENTATION, '--work-dir', 'not_resumed')
+        + ['--resume', malicious_file(folder), *SEGMENTATION_OPTIONS],
+        folder,
+        check=False,
+    )
+    assert refuses(log, folder)
+
+
+@pytest.mark.slow
+def test_no_script_runs_code_of_a_checkpoint(folder):
+    pytest.importorskip('mmseg')
+    path = malicious_file(folder).name
+    drawn = next((folder / 'shapes/images/val').iterdir())
+    for command in (
+        python('train.py', SEGMENTATION, *SEGMENTATION_OPTIONS)
+        + [f'load_from={path}'],
+        python('train.py', SEGMENTATION, *SEGMENTATION_OPTIONS)
+        + ['model.backbone.init_cfg.type=Pretrained']
+        + [f'model.backbone.init_cfg.checkpoint={path}'],
+        python('train.py', SEGMENTATION, *SEGMENTATION_OPTIONS)
+        + ['model.init_cfg.type=Pretrained']
+        + [f'model.init_cfg.checkpoint={path}'],
+        python('test.py', SEGMENTATION, path)
+        + ['--cfg-options', 'data_root=shapes'],
+        python('image_demo.py', drawn, SEGMENTATION, path),
+        python('image_demo.py', drawn, path),
+        python('visualize_attention.py', drawn, SEGMENTATION, path)
+        + ['--points', '9,9', '--out-dir', 'attention'],
+        python('publish_model.py', path, 'published.pth'),
+        python('model_converters/soft_to_mm.py', path, 'converted.pth'),
+    ):
+        assert refuses(run(command, folder, check=False), folder), command
 
 
 def test_missing_data_are_named(runtime, tmp_path):
@@ -529,6 +622,74 @@ def test_two_processes_train_resume_and_test(folder):
         PYTHON=sys.executable,
     )
     assert 'mIoU' in log
+
+
+SHARDED = """
+runner_type = 'FlexibleRunner'
+strategy = dict(
+    type='FSDPStrategy',
+    model_wrapper=dict(
+        type='MMFullyShardedDataParallel',
+        use_orig_params=True,
+        auto_wrap_policy='soft_mm.block_wrap_policy',
+    ),
+    state_dict_cfg=dict(
+        state_dict_type='FULL_STATE_DICT',
+        state_dict_config=dict(type='FullStateDictConfig', rank0_only=True),
+        optim_state_dict_config=dict(
+            type='FullOptimStateDictConfig', rank0_only=True
+        ),
+    ),
+)
+"""
+
+
+@pytest.mark.slow
+@on_cpu
+def test_sharded_weights_train_as_copies_do(segmentor, folder):
+    pytest.importorskip('mmseg')
+    losses = {}
+    for name, text in (('sharded', SHARDED), ('copied', '')):
+        (folder / f'{name}.py').write_text(
+            f'_base_ = {str(SEGMENTATION)!r}\n{text}'
+            'optim_wrapper = dict(clip_grad=None)\n'
+            f'load_from = {str(segmentor[1])!r}\n'
+            'randomness = dict(seed=0)\n'
+        )
+        run(
+            distributed('dist_train.sh', f'{name}.py', 2)
+            + ['--work-dir', name, *SEGMENTATION_OPTIONS]
+            + ['train_cfg.max_iters=4', 'default_hooks.logger.interval=1'],
+            folder,
+            PYTHON=sys.executable,
+        )
+        (path,) = (folder / name).glob('*/vis_data/scalars.json')
+        lines = map(json.loads, path.read_text().splitlines())
+        losses[name] = [line['loss'] for line in lines if 'loss' in line]
+    assert len(losses['sharded']) == 4
+    assert losses['sharded'] == pytest.approx(losses['copied'], rel=1e-3)
+    # the file is an ordinary one
+    log = run(
+        python('test.py', SEGMENTATION, 'sharded/iter_4.pth')
+        + ['--cfg-options', 'data_root=shapes'],
+        folder,
+    )
+    assert 'mIoU' in log
+
+
+@pytest.mark.slow
+def test_gradients_of_sharded_weights_are_not_clipped(folder):
+    pytest.importorskip('mmseg')
+    (folder / 'clipped.py').write_text(
+        f'_base_ = {str(SEGMENTATION)!r}\n{SHARDED}'
+    )
+    log = run(
+        python('train.py', 'clipped.py', *SEGMENTATION_OPTIONS),
+        folder,
+        check=False,
+    )
+    assert 'set optim_wrapper.clip_grad=None' in log
+    assert 'Traceback' not in log
 
 
 @pytest.mark.slow

@@ -44,8 +44,8 @@ NO_PRODUCTS = {
         'repeat replication_pad2d resize roll stack unfold_copy zero',
         # selection, order, comparison
         '_local_scalar_dense _unique2 argmax argmin argsort embedding equal',
-        'gather index index_add index_put index_select item masked_select',
-        'nonzero scatter scatter_add sort topk tril triu',
+        'gather index index_add index_put index_select item masked_fill',
+        'masked_select nonzero scatter scatter_add sort topk tril triu',
         # arithmetic, reductions, normalization
         '_log_softmax _safe_softmax _softmax all amax amin any cumsum',
         'floor_divide linalg_vector_norm max mean min prod std sum var',

@@ -3,8 +3,9 @@
 python tools/get_flops.py configs/detection/retinanet_soft-tiny_fpn_1x_coco.py
 
 The heads for regions of a two-stage detector are counted with as many regions
-as the config allows. Losses and post-processing are not counted, nor are heads
-that are used in training alone.
+as the config allows, the mask heads too where their host's forward gives them
+all (Cascade Mask R-CNN), which a prediction does not. Losses and what follows
+the heads are not counted, nor are heads that are used in training alone.
 """
 
 import argparse
@@ -33,8 +34,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         'crop_size, or its img_scale padded to a multiple of 32',
     )
     add_cfg_options(parser)
-    # the settings of a run, which load_config reads too
-    parser.set_defaults(launcher='none', work_dir=None, local_rank=0)
     args = parser.parse_args(argv)
     if args.shape and min(args.shape) < MIN_SIZE:
         parser.error(f'--shape must be at least {MIN_SIZE} {MIN_SIZE}')
@@ -91,6 +90,8 @@ def count(cfg: Config, shape: tuple[int, int]) -> dict[str, tuple[int, int]]:
             scale_factor=(1.0, 1.0),
         )
     )
+    # Mask2Former's head reads the sizes, which this mode withholds in mmseg
+    mode = 'predict' if cfg.default_scope == 'mmseg' else 'tensor'
     return {
         'backbone': (
             count_parameters(model.backbone),
@@ -98,7 +99,7 @@ def count(cfg: Config, shape: tuple[int, int]) -> dict[str, tuple[int, int]]:
         ),
         'whole': (
             count_parameters(model),
-            count_macs(model, image, [sample], mode='tensor').total(),
+            count_macs(model, image, [sample], mode=mode).total(),
         ),
     }
 

@@ -17,10 +17,11 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
+from benchmark_report import Table
+from torch import Tensor, nn
 
 from soft_mm.models import SOFT
-from soft_mm.models.layers import Landmarks
+from soft_mm.models.layers import Landmarks, SoftmaxFreeAttention
 from soft_mm.models.soft import check_arch
 from soft_mm.ops import average_grid
 from soft_mm.registry import MODELS
@@ -39,12 +40,11 @@ VARIANTS = {
     '7x7, pooled after the norm': dict(type='soft_mm.PoolAfterNorm'),
     '7x7, Cholesky': dict(inverse='cholesky'),
     'growing, Cholesky': dict(landmark_grid=None, inverse='cholesky'),
+    # the control: variants can differ no more than the attention matters
+    'no attention': dict(type='soft_mm.WithoutAttention'),
 }
-# those that go on from weights of their own
-PRETRAINED = {
-    'newton': dict(),
-    'cholesky': dict(inverse='cholesky'),
-}
+# each has weights of its own, from which its variants go on
+INVERSES = ('newton', 'cholesky')
 
 
 class LandmarksPooledLast(Landmarks):
@@ -69,6 +69,40 @@ class PoolAfterNorm(SOFT):
         for module in self.modules():
             if isinstance(module, Landmarks):
                 module.__class__ = LandmarksPooledLast
+
+
+@MODELS.register_module()
+class NearLandmarks(SOFT):
+    """SOFT whose landmarks start at a length of choice.
+
+    Args:
+        landmark_scale: Initial weight of the normalization of the landmarks.
+    """
+
+    def __init__(self, *args, landmark_scale: float, **kwargs):
+        super().__init__(*args, **kwargs)
+        for module in self.modules():
+            if isinstance(module, Landmarks):
+                nn.init.constant_(module.norm.weight, landmark_scale)
+
+
+class ValueConvolution(SoftmaxFreeAttention):
+    """What is left where the attention's result is 0."""
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """See :class:`SoftmaxFreeAttention`."""
+        return self.proj(self.convolve_values(self.v(x), hw))
+
+
+@MODELS.register_module()
+class WithoutAttention(SOFT):
+    """SOFT with :class:`ValueConvolution` in stages 1 to 3."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for module in self.modules():
+            if isinstance(module, SoftmaxFreeAttention):
+                module.__class__ = ValueConvolution
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -96,6 +130,14 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         '7 x 7 landmarks would be sampled (default: 224)',
     )
     add(
+        '--landmark-scale',
+        type=float,
+        default=1.0,
+        help='initial weight of the normalization of the landmarks; at 1, as '
+        'published, they are so far from the first queries that the kernel '
+        'is nearly zero (default: 1)',
+    )
+    add(
         '--sizes',
         type=int,
         nargs='+',
@@ -115,15 +157,18 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def draw_pictures(size: int, args: argparse.Namespace) -> Path:
+def data_folder(size: int, args: argparse.Namespace) -> Path:
+    """Where the data set of one size is."""
+    return args.out / 'data' / str(size)
+
+
+def draw_pictures(size: int, args: argparse.Namespace) -> None:
     """Draw the data set of one size, unless it is there."""
-    folder = args.out / 'data' / str(size)
     script = TOOLS / 'dataset_converters/shapes.py'
     run(
-        *(script, folder, '--size', size),
+        *(script, data_folder(size, args), '--size', size),
         *('--train', args.pictures, '--val', args.val_pictures),
     )
-    return folder
 
 
 def run(*command, log: Path | None = None) -> None:
@@ -162,13 +207,13 @@ def config_text(
         **{'type': 'SOFT', **settings},
     )
     widths = list(check_arch(arch)['embed_dims'])
-    data_root = f'{(args.out / "data" / str(size)).resolve()}/'
+    data_root = f'{data_folder(size, args).resolve()}/'
     dataset = dict(dataset=dict(data_root=data_root))
     if checkpoint is None:
         batch_size, lr, iters = 4, 1e-3, args.pretrain_iters
     else:
         batch_size, lr, iters = 2, 1e-4, args.iters
-    warmup = min(50, iters // 4)
+    warmup = min(50, 1 + iters // 4)  # a schedule has a step at least
     config = dict(
         _base_=[str(BASE.resolve())],
         custom_imports=dict(imports=['soft_mm', 'landmark_study']),
@@ -253,15 +298,9 @@ def read_json_lines(folder: Path, pattern: str) -> list[dict]:
     return [json.loads(line) for line in latest.read_text().splitlines()]
 
 
-def show(values: list[float]) -> str:
+def mean_and_range(values: list[float]) -> str:
     """Mean and range over the seeds."""
     return f'{np.mean(values):.1f} [{min(values):.1f}, {max(values):.1f}]'
-
-
-def print_table(header: list[str], rows: list[list[str]]) -> None:
-    """Print as Markdown."""
-    for row in (header, ['---'] * len(header), *rows):
-        print('| ' + ' | '.join(row) + ' |')
 
 
 def print_report(
@@ -269,17 +308,16 @@ def print_report(
 ) -> None:
     """Print the tables."""
     size = args.pretrain_size
-    print(
-        f'\nmIoU, mean [lowest, highest] of {len(args.seeds)} seeds; '
-        f'{args.arch}\n'
-    )
     rows = []
-    for name in PRETRAINED:
-        if (name, args.seeds[0]) in pretrained:
-            runs = [pretrained[name, seed] for seed in args.seeds]
-            rows.append([name, show([run['after'] for run in runs])])
-    print_table(['inverse', f'{size} x {size}, from scratch'], rows)
-    print()
+    for inverse in INVERSES:
+        if (inverse, args.seeds[0]) in pretrained:
+            miou = [pretrained[inverse, seed]['after'] for seed in args.seeds]
+            rows.append([inverse, mean_and_range(miou)])
+    header = ['inverse', f'{size} x {size}, from scratch']
+    title = (
+        f'mIoU, mean [lowest, highest] of {len(args.seeds)} seeds; {args.arch}'
+    )
+    Table(title, header, rows).print_markdown()
     # seeds differ more than variants: these are compared within each seed
     first = args.variants[0]
     header = ['variant']
@@ -295,9 +333,9 @@ def print_report(
                 for name in (variant, first)
             )
             differences = np.subtract(values, base).tolist()
-            row += [show(values), show(differences)]
+            row += [mean_and_range(values), mean_and_range(differences)]
         rows.append(row)
-    print_table(header, rows)
+    Table('Going on from these weights', header, rows).print_markdown()
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -305,14 +343,25 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     for size in (args.pretrain_size, *args.sizes):
         draw_pictures(size, args)
-    runs = args.out / f'{args.arch}-{args.pretrain_iters}-{args.iters}'
+    scale = args.landmark_scale
+    name = f'{args.arch}-{args.pretrain_iters}-{args.iters}-scale{scale:g}'
+    runs = args.out / name
     pretrained, results = {}, {}
     # by seeds, so that a study that is broken off has whole ones
     for seed, variant, size in product(args.seeds, args.variants, args.sizes):
         settings = VARIANTS[variant]
         inverse = settings.get('inverse', 'newton')
         start = runs / f'{args.pretrain_size}_{inverse}_{seed}'
-        text = config_text(PRETRAINED[inverse], args.pretrain_size, seed, args)
+        text = config_text(
+            dict(
+                type='soft_mm.NearLandmarks',
+                landmark_scale=args.landmark_scale,
+                inverse=inverse,
+            ),
+            args.pretrain_size,
+            seed,
+            args,
+        )
         pretrained[inverse, seed] = train(start, text)
         checkpoint = start / f'iter_{args.pretrain_iters}.pth'
         name = variant.replace(', ', '_').replace(' ', '-')

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib import import_module
@@ -13,12 +14,12 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
-from torch import nn
+from torch import Tensor, nn
 
-from soft_mm.models.checkpoint import read_checkpoint
+from soft_mm.models.checkpoint import CheckpointError, read_checkpoint
 
 # Variables of our configs from which other settings are made.
-VARIABLES = ('data_root', 'img_scale', 'crop_size')
+VARIABLES = ('data_root', 'img_scale', 'train_scales', 'crop_size')
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,11 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cfg_options(parser: argparse.ArgumentParser) -> None:
-    """Add the option that changes settings of a config."""
+    """Add the option that changes settings of a config.
+
+    Enough for :func:`load_config` where nothing is trained or tested.
+    """
+    parser.set_defaults(launcher='none', work_dir=None, local_rank=0)
     parser.add_argument(
         '--cfg-options',
         nargs='+',
@@ -54,6 +59,11 @@ def load_config(args: argparse.Namespace) -> Config:
     Args:
         args: Parsed arguments, see :func:`add_common_options`.
     """
+    if args.launcher == 'slurm' and 'SLURM_PROCID' not in os.environ:
+        raise SystemExit(
+            'error: --launcher slurm needs the variables that srun sets; '
+            'tools/slurm_train.sh and tools/slurm_test.sh call it'
+        )
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     require_file(args.config, 'config')
     try:
@@ -61,17 +71,27 @@ def load_config(args: argparse.Namespace) -> Config:
     except ImportError as error:
         # mmengine wraps it in advice about PYTHONPATH
         raise root_cause(error) from None
+    apply_options(cfg, args)
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = str(Path('work_dirs', Path(args.config).stem))
+    return cfg
+
+
+def apply_options(cfg: Config, args: argparse.Namespace) -> None:
+    """Apply the options to a config and import the host library.
+
+    Args:
+        cfg: Changed in place.
+        args: Parsed arguments, see :func:`add_cfg_options`.
+    """
     for name in VARIABLES:
         if name in args.cfg_options and name in cfg:
             set_variable(cfg, name, args.cfg_options.pop(name))
     cfg.merge_from_dict(args.cfg_options)
     cfg.launcher = args.launcher
-    if args.work_dir is not None:
-        cfg.work_dir = args.work_dir
-    elif cfg.get('work_dir') is None:
-        cfg.work_dir = str(Path('work_dirs', Path(args.config).stem))
     import_host(cfg)
-    return cfg
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -159,7 +179,7 @@ def require_file(path: str, meaning: str) -> None:
 
 
 def require_weights(path: str, model: nn.Module) -> None:
-    """Stop with one line if a local checkpoint has nothing for the model.
+    """Stop with one line if a local checkpoint is not one of the model.
 
     mmengine would warn and evaluate the weights that were drawn at random.
     """
@@ -167,17 +187,57 @@ def require_weights(path: str, model: nn.Module) -> None:
         return
     try:
         checkpoint = read_checkpoint(path)
-    except ValueError as error:
+    except CheckpointError as error:
         raise SystemExit(f'error: {error}') from None
-    weights = checkpoint.get('state_dict', checkpoint)  # as mmengine does
-    # what wraps the model, or wrapped it when it was saved, adds a prefix
-    own = [name.removeprefix('module.') for name in model.state_dict()]
-    names = [str(name).removeprefix('module.') for name in weights]
-    if set(own).isdisjoint(names):
+    require_names(path, checkpoint, model)
+
+
+def require_names(path: str, checkpoint: dict, model: nn.Module) -> None:
+    """Stop with one line if what was read leaves weights of the model out.
+
+    Or if a weight is not a finite number: all results would be worthless.
+
+    Args:
+        path: Where the checkpoint is from.
+        checkpoint: Its content.
+        model: The detector or segmentor.
+    """
+    found = checkpoint.get('state_dict', checkpoint)  # as mmengine does
+    if not isinstance(found, dict):
         raise SystemExit(
-            f'error: no weight in {path} has the name of one of the model: '
-            f'expected names such as {own[0]}, got {names[:1]}'
+            f'error: {path} must have a dict of weights as its state_dict, '
+            f'got a {type(found).__name__}'
         )
+    # what wraps the model, or wrapped it when it was saved, adds a prefix
+    found = {
+        str(name).removeprefix('module.'): weight
+        for name, weight in found.items()
+        if isinstance(weight, Tensor)
+    }
+    shapes = {name: tuple(weight.shape) for name, weight in found.items()}
+    own = {
+        name.removeprefix('module.'): tuple(weight.shape)
+        for name, weight in model.named_parameters()
+    }
+    missing = [name for name in own if shapes.get(name) != own[name]]
+    if missing:
+        name = missing[0]
+        got = f'shape {shapes[name]}' if name in found else 'no such name'
+        raise SystemExit(
+            f'error: {path} is of another model: it leaves {len(missing)} of '
+            f'{len(own)} weights as they are, first {name}, expected shape '
+            f'{own[name]}, got {got}; it has names such as '
+            f'{", ".join(list(found)[:3])}'
+        )
+    for name in own:
+        weight = found[name]
+        if not weight.is_floating_point():
+            raise SystemExit(
+                f'error: {name} in {path} must be of floating-point numbers, '
+                f'got {weight.dtype}'
+            )
+        if not weight.isfinite().all():
+            raise SystemExit(f'error: {name} in {path} is not finite')
 
 
 def require_data(*configs: dict | list | None) -> None:
@@ -245,18 +305,20 @@ def prepare_device(cfg: Config) -> None:
     device ids it gives to the data parallel wrapper need GPUs.
 
     Args:
-        cfg: Changed in place. With the launcher ``pytorch`` the process group
-            is started here, which mmengine would do after choosing a GPU.
+        cfg: Changed in place. With a launcher the process group is started
+            here, which mmengine would do after choosing a GPU.
     """
     if get_device() != 'cpu':
         return
     replace(cfg.model, 'SyncBN', 'BN')
     if cfg.launcher == 'none':
         return
-    if cfg.launcher != 'pytorch':
+    if cfg.launcher == 'slurm':
+        read_slurm_environment()
+    elif cfg.launcher != 'pytorch':
         raise SystemExit(
             f'error: --launcher {cfg.launcher} needs GPUs; without them '
-            'several processes are started by --launcher pytorch'
+            'several processes are started by --launcher pytorch or slurm'
         )
     options = dict(cfg.get('env_cfg', {}).get('dist_cfg', {}))
     options.pop('init_backend', None)
@@ -265,17 +327,62 @@ def prepare_device(cfg: Config) -> None:
     if 'timeout' in options:
         options['timeout'] = timedelta(seconds=options['timeout'])
     torch.distributed.init_process_group(**options)
-    wrapper = dict(type='MMDistributedDataParallel', broadcast_buffers=False)
-    wrapper['find_unused_parameters'] = cfg.get(
-        'find_unused_parameters', False
-    )
-    wrapper.update(cfg.get('model_wrapper_cfg') or {}, device_ids=None)
-    cfg.model_wrapper_cfg = wrapper
+    place_wrapper_on_cpu(cfg)
     print_log(
         'No GPU: processes speak by '
         f'{options["backend"]}, SyncBN is replaced by BN.',
         'current',
     )
+
+
+def place_wrapper_on_cpu(cfg: Config) -> None:
+    """Let what wraps the model in each process leave it on the CPU.
+
+    Args:
+        cfg: Changed in place.
+    """
+    if 'strategy' not in cfg:
+        wrapper = dict(
+            type='MMDistributedDataParallel',
+            broadcast_buffers=False,
+            find_unused_parameters=cfg.get('find_unused_parameters', False),
+        )
+        wrapper.update(cfg.get('model_wrapper_cfg') or {}, device_ids=None)
+        cfg.model_wrapper_cfg = wrapper
+    elif is_sharded(cfg):
+        cfg.strategy.setdefault('model_wrapper', {}).device_id = 'cpu'
+
+
+def is_sharded(cfg: Config) -> bool:
+    """Whether weights are shared out to the processes."""
+    return cfg.get('strategy', {}).get('type') == 'FSDPStrategy'
+
+
+def require_whole_gradients(cfg: Config) -> None:
+    """Stop if the norm of gradients would be that of a process's share.
+
+    mmengine takes the norm of what a process has, and would scale the shares
+    of one gradient by different factors.
+    """
+    if is_sharded(cfg) and cfg.optim_wrapper.get('clip_grad'):
+        raise SystemExit(
+            'error: FSDPStrategy clips the gradients of each process by '
+            'themselves; set optim_wrapper.clip_grad=None'
+        )
+
+
+def read_slurm_environment() -> None:
+    """Tell torch what Slurm told this process, as mmengine does on GPUs."""
+    env = os.environ
+    env['RANK'] = env['SLURM_PROCID']
+    env['LOCAL_RANK'] = env['SLURM_LOCALID']
+    env['WORLD_SIZE'] = env['SLURM_NTASKS']
+    env.setdefault('MASTER_PORT', '29500')
+    if 'MASTER_ADDR' not in env:
+        hosts = subprocess.check_output(
+            ['scontrol', 'show', 'hostnames', env['SLURM_NODELIST']], text=True
+        )
+        env['MASTER_ADDR'] = hosts.split()[0]
 
 
 def require_samples(runner: Runner) -> None:

@@ -18,7 +18,7 @@ from runtime import (
     require_weights,
 )
 
-from soft_mm.models.checkpoint import allow_training_records
+from soft_mm.models.checkpoint import make_loading_safe
 
 
 def parse_args() -> argparse.Namespace:
@@ -61,7 +61,7 @@ def main() -> None:
         draw(cfg, args)
     if args.out:
         save_predictions(cfg, args.out)
-    allow_training_records()
+    make_loading_safe()
     prepare_device(cfg)
     runner = build_runner(cfg)
     require_weights(args.checkpoint, runner.model)

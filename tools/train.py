@@ -18,9 +18,10 @@ from runtime import (
     require_file,
     require_one_crop,
     require_samples,
+    require_whole_gradients,
 )
 
-from soft_mm.models.checkpoint import allow_training_records
+from soft_mm.models.checkpoint import CheckpointError, make_loading_safe
 
 
 def parse_args() -> argparse.Namespace:
@@ -56,6 +57,7 @@ def main() -> None:
     if args.amp:
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
     prepare_precision(cfg)
+    require_whole_gradients(cfg)
     if args.auto_scale_lr:
         if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
             raise SystemExit(
@@ -74,11 +76,14 @@ def main() -> None:
         cfg.get('val_dataloader'),
         cfg.get('val_evaluator'),
     )
-    allow_training_records()
+    make_loading_safe()
     prepare_device(cfg)
     runner = build_runner(cfg)
     require_samples(runner)
-    runner.train()
+    try:
+        runner.train()
+    except CheckpointError as error:
+        raise SystemExit(f'error: {error}') from None
 
 
 if __name__ == '__main__':

@@ -40,7 +40,7 @@ from runtime import (
 from torch import Tensor, nn
 
 from soft_mm.models import SOFT
-from soft_mm.models.checkpoint import allow_training_records
+from soft_mm.models.checkpoint import make_loading_safe
 from soft_mm.models.layers import SoftmaxAttention, SoftmaxFreeAttention
 from soft_mm.models.soft import STRIDES
 from soft_mm.ops import (
@@ -458,8 +458,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help='such as 1.1 3.2; by default all',
     )
     add_cfg_options(parser)
-    # the settings of a run, which load_config reads too
-    parser.set_defaults(launcher='none', work_dir=None, local_rank=0)
     return parser.parse_args(argv)
 
 
@@ -473,7 +471,7 @@ def load_model(cfg: Config, checkpoint: str | None) -> nn.Module:
         print_log('No checkpoint: the weights are those of init_cfg.')
         model.init_weights()
     else:
-        allow_training_records()
+        make_loading_safe()
         require_weights(checkpoint, model)
         load_checkpoint(model, checkpoint, map_location='cpu')
     return model.to(get_device()).eval()

@@ -59,6 +59,23 @@ metainfo = dict(
     ],
 )
 load = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations')]
+test_pipeline = [*load, dict(type='PackSegInputs')]
+tta_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(
+        type='TestTimeAug',
+        transforms=[
+            [
+                dict(type='RandomFlip', prob=0.0),
+                dict(type='RandomFlip', prob=1.0, direction='horizontal'),
+                dict(type='RandomFlip', prob=1.0, direction='vertical'),
+            ],
+            # after RandomFlip: labels are those of the picture as it is
+            [dict(type='LoadAnnotations')],
+            [dict(type='PackSegInputs')],
+        ],
+    ),
+]
 dataset = dict(
     type='BaseSegDataset',
     metainfo=metainfo,
@@ -98,7 +115,7 @@ val_dataloader = dict(
         data_prefix=dict(
             img_path='images/val', seg_map_path='annotations/semantic/val'
         ),
-        pipeline=[*load, dict(type='PackSegInputs')],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

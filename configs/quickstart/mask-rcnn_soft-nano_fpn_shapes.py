@@ -67,6 +67,22 @@ load = [
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(type='Resize', scale=img_scale, keep_ratio=True),
 ]
+test_pipeline = [*load, dict(type='PackDetInputs')]
+tta_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(
+        type='TestTimeAug',
+        transforms=[
+            [dict(type='Resize', scale=img_scale, keep_ratio=True)],
+            [
+                dict(type='RandomFlip', prob=0.0),
+                dict(type='RandomFlip', prob=1.0, direction='horizontal'),
+                dict(type='RandomFlip', prob=1.0, direction='vertical'),
+            ],
+            [dict(type='PackDetInputs')],
+        ],
+    ),
+]
 train_dataloader = dict(
     batch_size=4,
     num_workers=1,
@@ -101,7 +117,7 @@ val_dataloader = dict(
         ann_file='annotations/instances_val.json',
         data_prefix=dict(img='images/val/'),
         test_mode=True,
-        pipeline=[*load, dict(type='PackDetInputs')],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

@@ -4,17 +4,19 @@ A checkpoint file is read without running code from it: tensors, containers
 and the few record types that training scripts of this field store.
 """
 
-import argparse
 import os
 import pickle
 import re
+import zipfile
 from collections import Counter
+from urllib.parse import urlparse
 
-import numpy as np
 import torch
-from mmengine.logging import HistoryBuffer, print_log
+from mmengine.dist import barrier, get_rank
+from mmengine.logging import print_log
 from torch import Tensor, nn
 
+from . import records
 from .layers import resize_table
 
 # where training scripts put the weights; of an averaged and a raw copy the
@@ -25,14 +27,14 @@ WRAPPERS = ('module.', 'backbone.')
 
 # published name -> ours, after the stage's number was moved
 _STEM_LAYERS = {
-    0: '0.conv',
-    1: '0.norm',
-    3: '1.conv',
-    4: '1.norm',
-    6: '2.conv',
-    7: '2.norm',
+    '0': '0.conv',
+    '1': '0.norm',
+    '3': '1.conv',
+    '4': '1.norm',
+    '6': '2.conv',
+    '7': '2.norm',
 }
-_BLOCK_NAMES = {
+_SOFTMAX_FREE_NAMES = {
     'att.mha.W_q': 'attn.q',
     'att.mha.W_v': 'attn.v',
     'att.mha.attn.Qlandmark_op': 'attn.landmarks.conv',
@@ -43,66 +45,153 @@ _BLOCK_NAMES = {
     'att.norm2': 'norm2',
     'att.ff1': 'ffn.fc1',
     'att.ff2': 'ffn.fc2',
+}
+_SOFTMAX_NAMES = {
     'attn.proj': 'attn.proj',
     'norm1': 'norm1',
     'norm2': 'norm2',
     'mlp.fc1': 'ffn.fc1',
     'mlp.fc2': 'ffn.fc2',
 }
+# of the blocks of each stage
+_BLOCK_NAMES = (*[_SOFTMAX_FREE_NAMES] * 3, _SOFTMAX_NAMES)
 
 
-def read_checkpoint(filename: str) -> dict:
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read, or does not fit."""
+
+
+def read_checkpoint(filename: str, map_location='cpu') -> dict:
     """Read a checkpoint file, a path or a URL that mmengine knows.
 
+    Args:
+        filename: Path or URL.
+        map_location: See :func:`torch.load`.
+
     Raises:
-        ValueError: If there is no such file, it is not a checkpoint, or it
-            holds objects that could run code.
+        CheckpointError: If there is no such file, it is not a checkpoint, or
+            it holds objects that could run code.
     """
-    if re.match(r'\w+://', filename):
+    path = filename
+    if re.match(r'https?://', filename):
+        path = download(filename)
+    elif re.match(r'\w+://', filename):
         # mmengine's runner needs OpenCV, which the backbone does not
         from mmengine.runner.checkpoint import CheckpointLoader
 
-        return CheckpointLoader.load_checkpoint(filename, map_location='cpu')
-    if not os.path.isfile(filename):
-        raise ValueError(f'there is no checkpoint file {filename!r}')
-    allow_training_records()
+        return CheckpointLoader.load_checkpoint(filename, map_location)
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        raise CheckpointError(f'there is no checkpoint file {filename!r}')
     try:
-        return torch.load(filename, map_location='cpu', weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        if 'unsupported global' in str(error).lower():
-            reason = (
-                'holds objects that could run code and is not read: '
-                f'{error}\nIf you trust it, load it with torch.load(..., '
-                "weights_only=False) and save its 'state_dict' alone"
-            )
-        else:
-            first_line = (str(error) or type(error).__name__).splitlines()[0]
-            reason = (
-                'is damaged or not a checkpoint (a web page saved in its '
-                f'place?): {first_line}'
-            )
-        raise ValueError(f'{filename!r} {reason}') from error
+        check_size(path)
+        checkpoint = records.load(path, map_location)
+    except Exception as error:  # whatever the content of the file leads to
+        raise CheckpointError(f'{filename!r} {reason(path, error)}') from error
+    require_names(filename, 'it', checkpoint)
+    if 'state_dict' in checkpoint:
+        require_names(filename, 'its state_dict', checkpoint['state_dict'])
+    return checkpoint
 
 
-def allow_training_records() -> None:
-    """Let torch's safe loading read what training scripts store.
+def require_names(filename: str, what: str, content) -> None:
+    """Refuse what is no dict with names as keys.
 
-    Beside the weights these are their arguments and the logger's loss curves:
-    NumPy arrays in a class of mmengine, with its methods, which are pickled
-    as calls of ``getattr``. torch still calls nothing that is not listed.
+    Raises:
+        CheckpointError: If it is none.
     """
-    torch.serialization.add_safe_globals(
-        [
-            argparse.Namespace,
-            HistoryBuffer,
-            getattr,
-            np.ndarray,
-            np.dtype,
-            # the modules of these depend on NumPy's version
-            np.float64(0).__reduce__()[0],
-            np.zeros(0).__reduce__()[0],
-            *(type(np.dtype(name)) for name in ('f8', 'f4', 'i8', 'i4')),
-        ]
+    got = type(content).__name__
+    if isinstance(content, dict):
+        strange = [key for key in content if not isinstance(key, str)]
+        if not strange:
+            return
+        got = f'the key {strange[0]!r}'
+    raise CheckpointError(
+        f'{filename!r} is not a checkpoint: {what} must be a dict with names '
+        f'as keys, got {got}'
+    )
+
+
+def check_size(path: str) -> None:
+    """Refuse an archive that would be larger in memory than it is.
+
+    Raises:
+        CheckpointError: If it is. torch itself does not compress.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > os.path.getsize(path):
+        raise CheckpointError(f'it is compressed, and has {size} bytes inside')
+
+
+def reason(path: str, error: Exception) -> str:
+    """Why a file was not read, in one line."""
+    # torch wraps what happened in advice to load without protection
+    inner = error.__context__ or error
+    if not isinstance(error, pickle.UnpicklingError):
+        inner = error
+    lines = str(inner).splitlines() or ['']
+    if match := re.search(
+        r'(?:unsupported global:? (?:global )?|called? reduce for '
+        r'unrecognized function )(.+?)(?: was not | whose |$)',
+        lines[0],
+        re.IGNORECASE,
+    ):
+        return (
+            'holds objects that could run code and is not read: '
+            f'{match[1]}. If you trust it, load it with torch.load(..., '
+            "weights_only=False) and save its 'state_dict' alone"
+        )
+    with open(path, 'rb') as file:
+        length, brace = file.read(8), file.read(1)
+        size = os.path.getsize(path)
+        if brace == b'{' and int.from_bytes(length, 'little') < size:
+            return (
+                'is a file of safetensors, which is not read: load it with '
+                'that package and save its tensors with torch.save'
+            )
+    return (
+        'is damaged or not a checkpoint (a web page saved in its place?): '
+        f'{lines[0] or type(inner).__name__}'
+    )
+
+
+def download(url: str) -> str:
+    """Path of a file of the web in torch's cache, where it is once.
+
+    Raises:
+        CheckpointError: If it cannot be had.
+    """
+    folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
+    path = os.path.join(folder, os.path.basename(urlparse(url).path))
+    for turn in ('first process', 'others'):
+        if (turn == 'others' or get_rank() == 0) and not os.path.exists(path):
+            os.makedirs(folder, exist_ok=True)
+            print_log(f'Downloading {url} to {path}', logger='current')
+            try:
+                torch.hub.download_url_to_file(url, path, progress=False)
+            except OSError as error:
+                raise CheckpointError(
+                    f'cannot download {url}: {error}'
+                ) from error
+        barrier()
+    return path
+
+
+def make_loading_safe() -> None:
+    """Let mmengine and the hosts read files by :func:`read_checkpoint`.
+
+    The maintained mmengine reads what torch refuses a second time, without
+    protection; the original one cannot read its own checkpoints with it; files
+    of the web both read without. What is left to them are the stores and lists
+    of URLs that they know by other protocols.
+    """
+    from mmengine.runner.checkpoint import CheckpointLoader
+
+    CheckpointLoader.register_scheme(
+        ('', 'http://', 'https://'), read_checkpoint, force=True
     )
 
 
@@ -116,8 +205,46 @@ def find_state_dict(checkpoint: dict, prefix: str | None = None) -> dict:
             ``backbone.`` is looked for.
 
     Raises:
-        ValueError: If there are no weights, or none with the prefix.
+        CheckpointError: If there are no weights, or none with the prefix.
     """
+    state = _find_weights(checkpoint)
+    if prefix is not None:
+        state = _below(prefix.rstrip('.') + '.', state)
+        if not state:
+            raise CheckpointError(
+                f'no name in the checkpoint begins {prefix!r}'
+            )
+        return state
+    for wrapper in WRAPPERS:
+        # of a detector only the backbone is left
+        state = _below(wrapper, state) or state
+    return state
+
+
+def find_head(checkpoint: dict) -> dict:
+    """Weight and bias of the linear classifier, by these names.
+
+    Args:
+        checkpoint: As for :func:`find_state_dict`, with published names or
+            those of timm's or mmpretrain's classifiers.
+
+    Returns:
+        Empty if there is no classifier.
+
+    Raises:
+        CheckpointError: If there are no weights at all.
+    """
+    state = _find_weights(checkpoint)
+    state = _below('module.', state) or state
+    return {
+        kind: state[name]
+        for kind in ('weight', 'bias')
+        for name in (f'head.{kind}', f'head.fc.{kind}')
+        if name in state
+    }
+
+
+def _find_weights(checkpoint: dict) -> dict:
     state = checkpoint
     for key in STATE_KEYS:
         if isinstance(state, dict) and isinstance(state.get(key), dict):
@@ -125,20 +252,16 @@ def find_state_dict(checkpoint: dict, prefix: str | None = None) -> dict:
             break
     if not isinstance(state, dict):
         state = {}
-    state = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+    state = {
+        k: v
+        for k, v in state.items()
+        if isinstance(k, str) and isinstance(v, Tensor)
+    }
     if not state:
-        raise ValueError(
+        raise CheckpointError(
             'the checkpoint holds no weights: expected a state dict, or one '
             f'under {" or ".join(STATE_KEYS)}'
         )
-    if prefix is not None:
-        state = _below(prefix.rstrip('.') + '.', state)
-        if not state:
-            raise ValueError(f'no name in the checkpoint begins {prefix!r}')
-        return state
-    for wrapper in WRAPPERS:
-        # of a detector only the backbone is left
-        state = _below(wrapper, state) or state
     return state
 
 
@@ -166,7 +289,8 @@ def convert_published(state_dict: dict) -> tuple[dict, list[str]]:
         (the classifier's).
 
     Raises:
-        ValueError: If a position table is not square.
+        CheckpointError: If a position table is not square, or projections do
+            not go together.
     """
     out, dropped = {}, []
     for name, tensor in state_dict.items():
@@ -179,9 +303,9 @@ def convert_published(state_dict: dict) -> tuple[dict, list[str]]:
         elif name == 'cls_token':
             out['stages.3.cls_token'] = tensor
         elif match := re.fullmatch(
-            r'patch_embed([1-4])\.proj\.(\d+)\.(\w+)', name
+            r'patch_embed([1-4])\.proj\.([013467])\.(\w+)', name
         ):
-            layer = _STEM_LAYERS[int(match[2])]
+            layer = _STEM_LAYERS[match[2]]
             stage = int(match[1]) - 1
             out[f'stages.{stage}.patch_embed.{layer}.{match[3]}'] = tensor
         elif match := re.fullmatch(r'norm\.(\w+)', name):
@@ -191,32 +315,112 @@ def convert_published(state_dict: dict) -> tuple[dict, list[str]]:
         ):
             joined = f'stages.3.blocks.{match[1]}.attn.qkv.{match[3]}'
             if match[2] == 'q':
-                kv = state_dict[name.replace('.q.', '.kv.')]
-                out[joined] = torch.cat([tensor, kv])
+                out[joined] = _join(name, tensor, state_dict)
         elif match := re.fullmatch(r'block([1-4])\.(\d+)\.(.+)\.(\w+)', name):
             stage, block = int(match[1]) - 1, match[2]
-            if match[3] not in _BLOCK_NAMES:
+            new = _BLOCK_NAMES[stage].get(match[3])
+            if new is None:
                 dropped.append(name)
                 continue
-            new = _BLOCK_NAMES[match[3]]
             out[f'stages.{stage}.blocks.{block}.{new}.{match[4]}'] = tensor
         else:
             dropped.append(name)
     return out, dropped
 
 
+def convert_to_published(state_dict: dict) -> dict:
+    """Rename the weights of :class:`SOFT` to those of the published code.
+
+    The opposite of :func:`convert_published`. The published network has
+    tables for square images alone.
+
+    Args:
+        state_dict: Weights of a backbone with all four stages.
+
+    Raises:
+        CheckpointError: If a name is not the backbone's, or a position table
+            is not square.
+    """
+    out = {}
+    for name, tensor in state_dict.items():
+        match = re.fullmatch(r'stages\.([0-3])\.(.+)', name)
+        if match is None:
+            raise CheckpointError(f'{name} is no name of a SOFT backbone')
+        stage, rest = int(match[1]), match[2]
+        number = stage + 1
+        if rest == 'pos_embed':
+            out[f'pos_embed{number}'] = _join_table(name, tensor, state_dict)
+        elif rest == 'cls_pos_embed':
+            pass  # the first row of its stage's table
+        elif rest == 'cls_token':
+            out['cls_token'] = tensor
+        elif match := re.fullmatch(r'norm\.(\w+)', rest):
+            out[f'norm.{match[1]}'] = tensor
+        elif match := re.fullmatch(r'patch_embed\.(.+)\.(\w+)', rest):
+            layer = _published(_STEM_LAYERS, match[1], name)
+            out[f'patch_embed{number}.proj.{layer}.{match[2]}'] = tensor
+        elif match := re.fullmatch(r'blocks\.(\d+)\.(.+)\.(\w+)', rest):
+            block = f'block{number}.{match[1]}'
+            if match[2] == 'attn.qkv':
+                q, k, v = tensor.chunk(3)
+                out[f'{block}.attn.q.{match[3]}'] = q.clone()
+                out[f'{block}.attn.kv.{match[3]}'] = torch.cat([k, v])
+            else:
+                old = _published(_BLOCK_NAMES[stage], match[2], name)
+                out[f'{block}.{old}.{match[3]}'] = tensor
+        else:
+            raise CheckpointError(f'{name} is no name of a SOFT backbone')
+    return out
+
+
+def _published(names: dict, ours: str, full_name: str) -> str:
+    for old, new in names.items():
+        if new == ours:
+            return old
+    raise CheckpointError(f'{full_name} has no place in the published network')
+
+
+def _join_table(name: str, table: Tensor, state_dict: dict) -> Tensor:
+    """(1, C, side, side) to (1, N, C), the class token's row before it."""
+    if table.dim() != 4 or table.shape[2] != table.shape[3]:
+        raise CheckpointError(
+            f'{name} must be square to be published, (1, C, side, side), got '
+            f'the shape {tuple(table.shape)}'
+        )
+    rows = table.flatten(2).transpose(1, 2).contiguous()
+    cls_row = state_dict.get(name.replace('.pos_embed', '.cls_pos_embed'))
+    return rows if cls_row is None else torch.cat([cls_row, rows], 1)
+
+
+def _join(name: str, q: Tensor, state_dict: dict) -> Tensor:
+    """Weights of a query projection and the one of keys and values."""
+    other = name.replace('.q.', '.kv.')
+    kv = state_dict.get(other)
+    if kv is None or q.dim() == 0 or kv.shape[1:] != q.shape[1:]:
+        raise CheckpointError(
+            f'{name} of shape {tuple(q.shape)} needs {other} with as many '
+            f'inputs, got {None if kv is None else tuple(kv.shape)}'
+        )
+    return torch.cat([q, kv])
+
+
 def _split_table(name: str, table: Tensor) -> tuple[Tensor, Tensor | None]:
     """(1, N, C) to (1, C, side, side) and the class token's row, if any."""
+    if table.dim() != 3 or table.shape[1] == 0:
+        raise CheckpointError(
+            f'{name} must have three axes (1, positions, channels), got the '
+            f'shape {tuple(table.shape)}'
+        )
     num_tokens = table.shape[1]
-    for first in (0, 1):
+    for first in (0, 1) if name == 'pos_embed4' else (0,):
         side = round((num_tokens - first) ** 0.5)
         if side * side == num_tokens - first:
             cls_row = table[:, :1] if first else None
             grid = table[:, first:].transpose(1, 2)
             return grid.unflatten(2, (side, side)).contiguous(), cls_row
-    raise ValueError(
-        f'{name} must hold a square number of positions, or one more for the '
-        f'class token, got {num_tokens}'
+    raise CheckpointError(
+        f'{name} must hold a square number of positions, or in stage 4 one '
+        f'more for the class token, got {num_tokens}'
     )
 
 
@@ -235,8 +439,8 @@ def load_pretrained(
         prefix: See :func:`find_state_dict`.
 
     Raises:
-        ValueError: If nothing fits, or the file is of another architecture,
-            or a tensor is not finite.
+        CheckpointError: If nothing fits, or the file is of another
+            architecture, or a tensor is not finite or of another type.
     """
     state = find_state_dict(read_checkpoint(filename), prefix)
     total = len(state)
@@ -248,22 +452,31 @@ def load_pretrained(
     dropped += [name for name in state if name not in own]
     state = {name: state[name] for name in state if name in own}
     if not state:
-        raise ValueError(
+        raise CheckpointError(
             f'nothing in {filename!r} fits this backbone: none of its '
             f'{total} names is known (the first are {dropped[:3]})'
         )
     _check_depths(model, filename, [*state, *dropped])
     resized = []
     for name, tensor in state.items():
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f'{name} in {filename!r} is not finite')
+        kind = own[name].is_floating_point()
+        if tensor.is_floating_point() != kind or tensor.is_complex():
+            raise CheckpointError(
+                f'{name} in {filename!r} is of {tensor.dtype}, expected '
+                f'{own[name].dtype}'
+            )
+        # as it will be: a large number may be infinite in another precision
+        if not torch.isfinite(tensor.to(own[name].dtype)).all():
+            raise CheckpointError(f'{name} in {filename!r} is not finite')
         if tensor.shape == own[name].shape:
             continue
         same_width = (
-            tensor.dim() == 4 and tensor.shape[1] == (own[name].shape[1])
+            tensor.dim() == 4
+            and tensor.shape[:2] == own[name].shape[:2]
+            and tensor.numel() > 0
         )
         if not name.endswith('.pos_embed') or not same_width:
-            raise ValueError(
+            raise CheckpointError(
                 f'{filename!r} is of another architecture: {name} has shape '
                 f'{tuple(tensor.shape)}, expected {tuple(own[name].shape)}'
             )
@@ -296,7 +509,7 @@ def _check_depths(model: nn.Module, filename: str, names: list[str]) -> None:
         # a whole stage may be missing, as from a backbone that was cut
         if in_file[i] not in (0, len(stage.blocks)):
             depths = [in_file[j] for j in range(4)]
-            raise ValueError(
+            raise CheckpointError(
                 f'{filename!r} is of another architecture: it has {depths} '
                 'blocks in its stages, this backbone '
                 f'{[len(s.blocks) for s in model.stages]}'

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ..ops import average_grid, linear_gelu, softmax_free_attention
+from ..ops.execution import is_eager_on_cpu
 
 FFN_RATIO = 4  # width of the FFN, in widths of the tokens
 # numbers in the widest intermediate result of a chunk of tokens, on a CPU
@@ -64,11 +65,7 @@ def to_map(x: Tensor, hw: tuple[int, int]) -> Tensor:
 
 def to_contiguous(x: Tensor) -> Tensor:
     """Copy a ``channels_last`` map (B, C, H, W) to a contiguous one."""
-    if (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or x.device.type != 'cpu'
-    ):
+    if not is_eager_on_cpu(x):
         return x.contiguous()
     # torch transposes a matrix in less than half the time that it takes to
     # bring four axes into another order
@@ -197,7 +194,7 @@ def by_chunks(
     if recompute and torch.is_grad_enabled():
         function = partial(checkpoint, function, use_reentrant=False)
     first = tokens[0]
-    if torch.compiler.is_compiling() or first.device.type != 'cpu':
+    if not is_eager_on_cpu(first):
         return function(*tokens)
     size = max(1, CHUNK_ENTRIES // (first.shape[0] * width))
     chunks = zip(*(x.split(size, dim=1) for x in tokens), strict=True)

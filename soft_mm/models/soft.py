@@ -88,10 +88,14 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """From the previous map to this stage's, (B, C, H, W)."""
+        x, hw = self.embed(x)
+        return to_map(self.run_blocks(x, hw), hw)
+
+    def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """From the previous map to tokens with their places, and (H, W)."""
         x = self.patch_embed(x)
         hw = x.shape[-2:]
-        x = self.drop(x + resize_table(self.pos_embed, hw))
-        return to_map(self.run_blocks(to_tokens(x), hw), hw)
+        return to_tokens(self.drop(x + resize_table(self.pos_embed, hw))), hw
 
     def run_blocks(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens (B, N, C) of a map of ``hw`` rows and columns."""
@@ -101,10 +105,10 @@ class Stage(nn.Module):
 
 
 class LastStage(Stage):
-    """Stage 4: a class token takes part in the attention, then is dropped.
+    """Stage 4: a class token takes part in the attention.
 
-    The pre-trained features depend on it. The final normalization of the
-    pre-trained network belongs to this stage.
+    A classifier reads it; maps leave it out, but pre-trained ones depend on
+    it. The final normalization of the pre-trained network belongs here.
     """
 
     def __init__(self, patch_embed, channels, *args, **kwargs):
@@ -115,11 +119,17 @@ class LastStage(Stage):
         nn.init.trunc_normal_(self.cls_pos_embed, std=0.02)
         self.norm = nn.LayerNorm(channels, eps=1e-6)
 
-    def run_blocks(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, C) of a map of ``hw`` rows and columns."""
+    def forward(self, x: Tensor) -> Tensor:
+        """From the previous map to this stage's, (B, C, H, W)."""
+        return self.forward_all(x)[1]
+
+    def forward_all(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """From the previous map to the class token, (B, C), and the map."""
+        x, hw = self.embed(x)
         cls_token = self.drop(self.cls_token + self.cls_pos_embed)
         x = torch.cat([cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        return self.norm(super().run_blocks(x, hw)[:, 1:])
+        x = self.run_blocks(x, hw)
+        return self.norm(x[:, 0]), to_map(self.norm(x[:, 1:]), hw)
 
 
 # in mmengine's root registry too, so that the bare name works everywhere
@@ -145,6 +155,8 @@ class SOFT(BaseModule):
         in_channels: Channels of the image.
         out_indices: Stages whose maps are returned, of 0 to 3. Stages after
             the last of them are not built.
+        out_type: ``'featmap'``, or ``'cls_token'`` for a classifier: the
+            class token, (B, C), takes the place of stage 4's map.
         frozen_stages: Stages that are not trained and stay in evaluation
             mode, counted from the first: -1 none, 0 the stem, 1 to 4 so many
             whole stages (patch embedding, position table, blocks).
@@ -188,6 +200,7 @@ class SOFT(BaseModule):
         normalize: bool = True,
         in_channels: int = 3,
         out_indices: Sequence[int] = (0, 1, 2, 3),
+        out_type: str = 'featmap',
         frozen_stages: int = -1,
         norm_eval: bool = False,
         norm_cfg: dict = dict(type='BN'),  # noqa: B006 - never modified
@@ -206,6 +219,7 @@ class SOFT(BaseModule):
         arch = check_arch(arch)
         embed_dims, depths = arch['embed_dims'], arch['depths']
         out_indices = check_out_indices(out_indices)
+        check_out_type(out_type, out_indices)
         check_attention(normalize, inverse, newton_iters, newton_init)
         check_ints('sr_ratios', sr_ratios, 4)
         if sr_ratios[3] != 1:
@@ -234,6 +248,7 @@ class SOFT(BaseModule):
 
         self.in_channels = in_channels
         self.out_indices = out_indices
+        self.out_type = out_type
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self.embed_dims = embed_dims
@@ -309,7 +324,8 @@ class SOFT(BaseModule):
 
         Returns:
             A map for each of ``out_indices``, (B, embed_dims[i],
-            ceil(H / stride), ceil(W / stride)), of strides 4, 8, 16, 32.
+            ceil(H / stride), ceil(W / stride)), of strides 4, 8, 16, 32; with
+            ``out_type='cls_token'`` the last one is (B, embed_dims[3]).
 
         Raises:
             ValueError: If the image is smaller.
@@ -322,6 +338,9 @@ class SOFT(BaseModule):
         x = x.contiguous(memory_format=torch.channels_last)
         outs = []
         for i, stage in enumerate(self.stages):
+            if i == 3 and self.out_type == 'cls_token':
+                outs.append(stage.forward_all(x)[0])
+                break
             x = stage(x)
             if i in self.out_indices:
                 # mmcv's RoIAlign on the CPU ignores strides, and a neck passes
@@ -415,6 +434,19 @@ def check_out_indices(out_indices: Sequence[int]) -> tuple[int, ...]:
             f'got {out_indices!r}'
         )
     return tuple(out_indices)
+
+
+def check_out_type(out_type: str, out_indices: tuple[int, ...]) -> None:
+    """Refuse unknown types, and a class token where there is none."""
+    if out_type not in ('featmap', 'cls_token'):
+        raise ValueError(
+            f"out_type must be 'featmap' or 'cls_token', got {out_type!r}"
+        )
+    if out_type == 'cls_token' and out_indices[-1] != 3:
+        raise ValueError(
+            "out_type='cls_token' needs stage 3 in out_indices, the only one "
+            f'with a class token, got {out_indices}'
+        )
 
 
 def check_attention(

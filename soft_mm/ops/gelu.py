@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .execution import is_eager_on_cpu
+
 
 def linear_gelu(
     x: Tensor, weight: Tensor, bias: Tensor, approximate: str = 'none'
@@ -30,16 +32,13 @@ def linear_gelu(
     return F.gelu(F.linear(x, weight, bias), approximate=approximate)
 
 
-def _is_fused(*tensors: Tensor) -> bool:
+def _is_fused(x: Tensor, weight: Tensor) -> bool:
     return (
-        # first, because the compiler cannot read what asks for oneDNN
-        not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        is_eager_on_cpu(x)
         # it has no derivative and autocast does not know it
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled('cpu')
-        and all(x.device.type == 'cpu' for x in tensors)
-        and all(x.dtype == torch.float32 for x in tensors)
+        and x.dtype == weight.dtype == torch.float32
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
     )

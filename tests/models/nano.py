@@ -12,12 +12,16 @@ ARCH = dict(
 
 
 def nano(**kwargs):
-    """The backbone in evaluation mode, weights drawn by numpy from a seed.
+    """The backbone in evaluation mode, with weights of :func:`fill`."""
+    return fill(SOFT(arch=ARCH, **kwargs))
+
+
+def fill(model):
+    """The model in evaluation mode, weights drawn by numpy from a seed.
 
     Norm scales of 0.5 to 1.5, biases and BatchNorm statistics that matter:
     fresh weights would hide a forgotten bias or a swapped norm.
     """
-    model = SOFT(arch=ARCH, **kwargs)
     rng = np.random.default_rng(0)
     # sorted, so that the numbers do not depend on the order of definition
     for name, tensor in sorted(model.state_dict().items()):

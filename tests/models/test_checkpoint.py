@@ -1,4 +1,6 @@
 import argparse
+import hashlib
+import importlib.util
 import logging
 import os
 import re
@@ -14,6 +16,8 @@ from mmengine.logging import HistoryBuffer, MMLogger
 from soft_mm.models import SOFT
 from soft_mm.models.checkpoint import (
     convert_published,
+    convert_to_published,
+    find_head,
     find_state_dict,
     load_pretrained,
     read_checkpoint,
@@ -89,6 +93,18 @@ def log(caplog):
     caplog.set_level(logging.INFO)
     yield caplog
     logger.removeHandler(caplog.handler)
+
+
+@pytest.fixture(scope='module')
+def converter():
+    """The script, as a module."""
+    tools = Path(__file__).parents[2] / 'tools'
+    spec = importlib.util.spec_from_file_location(
+        'soft_to_mm', tools / 'model_converters/soft_to_mm.py'
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def load(state, path, **kwargs):
@@ -211,7 +227,7 @@ def with_nan(state):
     [
         (lambda s: {'conv1.weight': torch.ones(3)}, 'nothing in .* fits'),
         (lambda s: {'epoch': 3}, 'holds no weights'),
-        (lambda s: [torch.ones(3)], 'holds no weights'),
+        (lambda s: [torch.ones(3)], 'must be a dict .*, got list'),
         (with_nan, r'stages\.1\.blocks\.0\.ffn\.fc1\.weight .* not finite'),
         (
             lambda s: SOFT('tiny').state_dict(),
@@ -268,6 +284,101 @@ def test_a_broken_file_is_named(content, tmp_path):
         read_checkpoint(str(tmp_path / 'other.pth'))
 
 
+def test_what_is_no_file_of_torch_is_named(tmp_path):
+    with pytest.raises(ValueError, match='there is no checkpoint file'):
+        read_checkpoint(str(tmp_path))
+    path = tmp_path / 'model.safetensors'
+    header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    path.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(4))
+    with pytest.raises(ValueError, match='is a file of safetensors'):
+        read_checkpoint(str(path))
+
+
+def test_a_half_written_file_is_named(tmp_path):
+    torch.save(nano().state_dict(), tmp_path / 'file.pth')
+    whole = (tmp_path / 'file.pth').read_bytes()
+    for part in (0.1, 0.5, 0.99):
+        (tmp_path / 'part.pth').write_bytes(whole[: int(part * len(whole))])
+        with pytest.raises(ValueError, match=r'part\.pth.* is damaged'):
+            read_checkpoint(str(tmp_path / 'part.pth'))
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        [torch.ones(1)],
+        {1: torch.ones(1)},
+        {'state_dict': [torch.ones(1)]},
+        {'state_dict': {2: torch.ones(1)}},
+    ],
+)
+def test_weights_without_names_are_refused(content, tmp_path):
+    torch.save(content, tmp_path / 'file.pth')
+    with pytest.raises(ValueError, match='must be a dict with names as keys'):
+        read_checkpoint(str(tmp_path / 'file.pth'))
+
+
+def without(name):
+    return lambda s: {k: v for k, v in s.items() if k != name}
+
+
+def changed(name, change):
+    return lambda s: {**s, name: change(s[name])}
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (without('block4.0.attn.kv.weight'), r'needs block4\.0.*got None'),
+        (
+            changed('block4.0.attn.kv.weight', lambda x: x[:, :5]),
+            r'as many inputs, got \(256, 5\)',
+        ),
+        (changed('block4.0.attn.q.bias', lambda x: x[0]), 'as many inputs'),
+        (changed('pos_embed2', lambda x: x[0]), 'pos_embed2 must have three'),
+        (changed('pos_embed2', lambda x: x[:, :0]), 'pos_embed2 must have'),
+        (changed('pos_embed2', lambda x: x[:, :5]), 'square number .*got 5'),
+        (changed('pos_embed2', lambda x: x[:, :, :5]), 'expected'),
+        (
+            lambda s: {**s, 'block2.7.att.norm1.weight': torch.ones(64)},
+            r'\[1, 3, 2, 1\] blocks in its stages',
+        ),
+    ],
+)
+def test_published_files_that_are_not_right_are_refused(
+    change, message, tmp_path
+):
+    with pytest.raises(ValueError, match=message):
+        load(change(published_names(nano())), tmp_path / 'file.pth')
+
+
+@pytest.mark.parametrize(
+    'dtype', [torch.complex64, torch.int8, torch.bool, torch.int64]
+)
+def test_other_numbers_than_weights_are_are_refused(dtype, tmp_path):
+    name = 'stages.1.blocks.0.norm1.weight'
+    change = changed(name, lambda x: x.to(dtype))
+    with pytest.raises(ValueError, match=f'{name} in .* is of {dtype}, exp'):
+        load(change(nano().state_dict()), tmp_path / 'file.pth')
+
+
+def test_other_precisions_are_loaded(tmp_path):
+    """But no number that has no place in the backbone's."""
+    source = nano().state_dict()
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        state = {
+            k: v.to(dtype) if v.is_floating_point() else v
+            for k, v in source.items()
+        }
+        found = load(state, tmp_path / 'file.pth').state_dict()
+        for name, tensor in found.items():
+            assert tensor.dtype == source[name].dtype
+            assert tensor.equal(state[name].to(tensor.dtype))
+    state['stages.0.pos_embed'][0, 0, 0, 0] = 1e300
+    with pytest.raises(ValueError, match='pos_embed in .* is not finite'):
+        load(state, tmp_path / 'file.pth')
+
+
 def test_a_prefix_can_be_given():
     state = {
         'teacher.x': torch.zeros(1),
@@ -287,6 +398,10 @@ def convert(*args):
     )
 
 
+def assert_equal(state, expected):
+    torch.testing.assert_close(state, expected, atol=0, rtol=0)
+
+
 def test_the_converter_writes_what_the_backbone_loads(tmp_path):
     source = nano()
     src, dst = tmp_path / 'src.pth', tmp_path / 'new folder' / 'dst.pth'
@@ -294,17 +409,83 @@ def test_the_converter_writes_what_the_backbone_loads(tmp_path):
     result = convert(src, dst)
     assert result.returncode == 0, result.stderr
     written = torch.load(dst, weights_only=True)['state_dict']
-    torch.testing.assert_close(
-        written, dict(source.state_dict()), atol=0, rtol=0
+    assert_equal(written, dict(source.state_dict()))
+
+
+def test_the_converter_goes_in_all_directions(tmp_path, converter):
+    """Published, mmpretrain's and timm's names, round in a circle."""
+    published = published_names(nano())
+    path = tmp_path / 'published.pth'
+    torch.save(published, path)
+    states = {}
+    for to in ('mmpretrain', 'timm', 'published', 'backbone'):
+        source, path = path, tmp_path / f'{to}.pth'
+        converter.main([str(source), str(path), '--to', to])
+        states[to] = torch.load(path, weights_only=True)['state_dict']
+    own = nano().state_dict()
+    head = {k: v for k, v in published.items() if k.startswith('head.')}
+    assert_equal(
+        states['mmpretrain'],
+        {f'backbone.{k}': v for k, v in own.items()}
+        | {k.replace('head.', 'head.fc.'): v for k, v in head.items()},
     )
+    assert_equal(states['timm'], dict(own) | head)
+    assert_equal(states['published'], published)
+    assert_equal(states['backbone'], dict(own))
+
+
+def test_what_is_not_published_stays_ours():
+    state = nano(pretrain_img_size=(96, 160)).state_dict()
+    with pytest.raises(ValueError, match=r'pos_embed must be square.*24, 40'):
+        convert_to_published(state)
+    for name in ('neck.weight', 'stages.0.other', 'stages.0.norm4.x.weight'):
+        with pytest.raises(ValueError, match=name):
+            convert_to_published({name: torch.zeros(1)})
+
+
+def test_a_hash_is_checked(tmp_path, converter):
+    src, dst = tmp_path / 'src.pth', tmp_path / 'dst.pth'
+    torch.save(nano().state_dict(), src)
+    known = hashlib.sha256(src.read_bytes()).hexdigest()
+    for wrong in ('', '0' * 64, known[1:]):
+        with pytest.raises(SystemExit, match=f'the SHA-256 {known}'):
+            converter.main([str(src), str(dst), '--sha256', wrong])
+        assert not dst.exists()
+    converter.main([str(src), str(dst), '--sha256', known[:8].upper()])
+    assert dst.exists()
+
+
+@pytest.mark.parametrize('variant', ['soft', 'soft_norm'])
+def test_class_token_and_logits_equal_the_published_ones(golden, variant):
+    """The head of the file is applied to what the backbone returns."""
+    path = str(golden / f'{variant}.pth')
+    model = SOFT(
+        arch=ARCH,
+        normalize=variant == 'soft_norm',
+        out_type='cls_token',
+        out_indices=(3,),
+        init_cfg=dict(type='Pretrained', checkpoint=path),
+    )
+    model.init_weights()
+    model.eval()
+    head = torch.nn.Linear(128, 10)
+    head.load_state_dict(find_head(read_checkpoint(path)))
+    facts = np.load(golden / f'{variant}.npz')
+    for size in ('224x224', '96x160'):
+        with torch.no_grad():
+            (token,) = model(torch.from_numpy(facts[f'{size}/input']).float())
+            logits = head(token)
+        for out, key in ((token, 'cls'), (logits, 'logits')):
+            ref = torch.from_numpy(facts[f'{size}/{key}']).float()
+            assert (out - ref).norm() <= 1e-4 * ref.norm()
 
 
 def test_the_converter_refuses_what_it_cannot_convert(tmp_path):
     src = tmp_path / 'src.pth'
-    torch.save(nano().state_dict(), src)
+    torch.save({'fc.weight': torch.ones(2, 2)}, src)
     before = src.read_bytes()
     for args, message in (
-        ((src, tmp_path / 'dst.pth'), 'none of the published names'),
+        ((src, tmp_path / 'dst.pth'), 'none of the names of SOFT'),
         ((tmp_path / 'no.pth', tmp_path / 'dst.pth'), 'no checkpoint file'),
         ((src, src), 'DST is SRC'),
     ):

@@ -99,6 +99,7 @@ def export(model):
     )
 
 
+@pytest.mark.usefixtures('_needs_export')
 def test_exports_for_any_size():
     model = nano()
     exported = export(model).module()
@@ -109,6 +110,7 @@ def test_exports_for_any_size():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('_needs_export')
 def test_onnx_runtime_gives_the_same_for_any_size(tmp_path):
     onnxruntime = pytest.importorskip('onnxruntime')
     pytest.importorskip('onnxscript')

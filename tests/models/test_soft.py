@@ -107,6 +107,30 @@ def test_parameters_with_the_classifier_equal_the_published_count(
     assert round(total / 1e6, 2) == millions
 
 
+# ---- the class token
+
+
+def test_the_class_token_replaces_the_last_map():
+    model, maps = nano(out_type='cls_token'), nano()
+    image = picture(64, 96, batch=2)
+    with torch.no_grad():
+        outs, refs = model(image), maps(image)
+        last = maps.stages[3]
+        token, _ = last.forward_all(refs[2])
+    assert [out.shape for out in outs[:3]] == [x.shape for x in refs[:3]]
+    for out, ref in zip(outs[:3], refs[:3], strict=True):
+        torch.testing.assert_close(out, ref)
+    assert outs[3].shape == (2, 128)
+    torch.testing.assert_close(outs[3], token)
+
+
+def test_a_class_token_needs_stage_4():
+    with pytest.raises(ValueError, match="'cls_token' needs stage 3"):
+        SOFT(arch=ARCH, out_type='cls_token', out_indices=(0, 1))
+    with pytest.raises(ValueError, match="out_type must be .*got 'raw'"):
+        SOFT(arch=ARCH, out_type='raw')
+
+
 # ---- sizes
 
 

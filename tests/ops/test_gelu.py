@@ -1,12 +1,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from soft_mm.ops import linear_gelu
 
 
 def layer(channels, width, **kwargs):
-    torch.manual_seed(0)
     return torch.randn(width, channels, **kwargs), torch.randn(width, **kwargs)
 
 
@@ -69,3 +69,31 @@ def test_autocast_takes_its_dtype(dtype):
     assert out.dtype == dtype
     ref = F.gelu(F.linear(x, weight, bias))
     assert (out - ref).norm() <= 2e-2 * ref.norm()
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason='torch without oneDNN'
+)
+def test_is_one_operator_where_onednn_has_it():
+    weight, bias = layer(7, 12)
+    x = torch.randn(5, 7)
+    with torch.no_grad(), Operators() as fused:
+        linear_gelu(x, weight, bias)
+    assert fused.names == ['_linear_pointwise']
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+        with Operators() as plain:
+            linear_gelu(x, weight, bias)
+    assert '_linear_pointwise' not in plain.names
+    assert plain.names[-1] == 'gelu'

@@ -1,6 +1,5 @@
-import importlib.util
+import importlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +12,10 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 
-SCRIPT = Path(__file__).parents[2] / 'tools/analysis/plot_logs.py'
-
 
 @pytest.fixture(scope='module')
 def tool():
-    spec = importlib.util.spec_from_file_location('plot_logs', SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module('plot_logs')
 
 
 def write_session(work_dir, name, *records):

@@ -1,6 +1,5 @@
-import importlib.util
+import importlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,16 +7,12 @@ import pytest
 cv2 = pytest.importorskip('cv2')
 coco_mask = pytest.importorskip('pycocotools.mask')
 
-SCRIPT = Path(__file__).parents[2] / 'tools/dataset_converters/shapes.py'
 SMALL = ['--train', '24', '--val', '8', '--size', '96']
 
 
 @pytest.fixture(scope='module')
 def shapes():
-    spec = importlib.util.spec_from_file_location('shapes', SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module('shapes')
 
 
 @pytest.fixture(scope='module')

@@ -1,5 +1,6 @@
 """What is drawn, against dense matrices in float64, and the command line."""
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,7 @@ CONFIGS = {
 @pytest.fixture(scope='module')
 def tool():
     pytest.importorskip('mmcv')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / 'tools')
-        import visualize_attention
-
-        yield visualize_attention
+    return importlib.import_module('visualize_attention')
 
 
 def attend(backbone, images):

@@ -1,0 +1,1 @@
+_base_ = '../_base_/cascade-mask-rcnn_soft_1x_coco.py'

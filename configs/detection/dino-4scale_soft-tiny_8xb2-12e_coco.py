@@ -1,0 +1,1 @@
+_base_ = '../_base_/dino-4scale_soft_12e_coco.py'

@@ -1,0 +1,2 @@
+_base_ = '../_base_/gfl_soft_1x_coco.py'
+model = dict(backbone=dict(arch='small', drop_path_rate=0.15))

@@ -1,0 +1,5 @@
+_base_ = '../_base_/mask-rcnn_soft_ms-crop-3x_coco.py'
+model = dict(
+    backbone=dict(arch='medium', drop_path_rate=0.2),
+    neck=dict(in_channels=[64, 128, 288, 512]),
+)

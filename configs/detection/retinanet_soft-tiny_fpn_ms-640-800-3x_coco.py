@@ -1,0 +1,1 @@
+_base_ = '../_base_/retinanet_soft_ms-640-800-3x_coco.py'

@@ -1,0 +1,1 @@
+_base_ = '../_base_/fpn_soft_80k_cityscapes.py'

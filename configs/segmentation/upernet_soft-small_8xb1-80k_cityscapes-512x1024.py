@@ -1,0 +1,2 @@
+_base_ = '../_base_/upernet_soft_80k_cityscapes.py'
+model = dict(backbone=dict(arch='small', drop_path_rate=0.15))
