@@ -14,7 +14,8 @@ pytest.importorskip('mmengine')
 
 from tests.test_tools import DETECTION, SEGMENTATION, on_cpu, python, run
 
-pytestmark = pytest.mark.slow
+# on a busy machine they take long, and are no worse for it
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 STEPS = 2000
 
 
@@ -62,6 +63,7 @@ def test_a_segmentor_at_a_high_learning_rate_in_bfloat16(folder):
         + [f'train_cfg.val_interval={STEPS}']
         + ['default_hooks.logger.interval=1'],
         folder,
+        timeout=3000,
     )
     check_steps(records(folder / 'segmentor'))
 
@@ -76,6 +78,7 @@ def test_a_detector(folder):
         + [f'train_cfg.val_interval={epochs}']
         + ['default_hooks.logger.interval=1'],
         folder,
+        timeout=3000,
     )
     check_steps(records(folder / 'detector')[:STEPS])
 
@@ -87,6 +90,7 @@ GIVE_BACK = dict(
 )
 MEMORY = """
 import random
+import resource
 import sys
 
 import torch
@@ -107,7 +111,7 @@ random.seed(0)
 
 def resident():
     with open('/proc/self/statm') as file:
-        return int(file.read().split()[1]) * 4096 / 2**20
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 
 
 for step in range(500):
@@ -135,7 +139,7 @@ def test_memory_is_flat_while_sizes_change():
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, **GIVE_BACK},
+        env={**os.environ, **GIVE_BACK, 'OMP_NUM_THREADS': '1'},
     )
     lines = done.stdout.splitlines()[-500:]
     resident = [float(line) for line in lines]

@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(command, folder, check=True, **env):
+def run(command, folder, check=True, timeout=500, **env):
     """Run a script; return all that it printed."""
     done = subprocess.run(
         [str(part) for part in command],
@@ -57,7 +57,7 @@ def run(command, folder, check=True, **env):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
+        timeout=timeout,
     )
     if check:
         assert done.returncode == 0, done.stdout[-4000:]
@@ -352,6 +352,16 @@ def test_one_option_changes_the_sizes_of_training(runtime):
         assert '800' not in pipeline
 
 
+def test_the_size_of_the_test_leaves_those_of_training(runtime):
+    pytest.importorskip('mmdet')
+    for path in (ROOT / 'configs/detection').glob('*_ms-*.py'):
+        as_it_is = runtime.load_config(arguments(path))
+        cfg = runtime.load_config(arguments(path, {'img_scale': (666, 400)}))
+        assert cfg.train_scales == as_it_is.train_scales
+        assert cfg.train_dataloader == as_it_is.train_dataloader
+        assert '(666, 400)' in str(cfg.test_dataloader.dataset.pipeline)
+
+
 def test_a_crop_changed_in_vain_is_reported(runtime, tmp_path):
     pytest.importorskip('mmseg')
     child = tmp_path / 'child.py'
@@ -487,6 +497,8 @@ def test_no_script_runs_code_of_a_checkpoint(folder):
         python('image_demo.py', drawn, path),
         python('visualize_attention.py', drawn, SEGMENTATION, path)
         + ['--points', '9,9', '--out-dir', 'attention'],
+        python('newton_gradient.py', SEGMENTATION, path)
+        + ['--cfg-options', 'data_root=shapes'],
         python('publish_model.py', path, 'published.pth'),
         python('model_converters/soft_to_mm.py', path, 'converted.pth'),
     ):
@@ -525,14 +537,11 @@ def test_a_config_without_a_scope_is_explained(runtime, tmp_path):
 
 
 @pytest.mark.slow
-def test_test_time_augmentation_of_a_detector(detector, folder):
-    """The base of the COCO recipes has the pipeline; masks are left out."""
-    options = Config.fromfile(
-        ROOT / 'configs/_base_/datasets/coco_detection.py'
-    )
+@pytest.mark.parametrize('recipe', ['its own', 'coco_detection.py'])
+def test_test_time_augmentation_of_a_detector(recipe, detector, folder):
+    """With the pipeline of the quick start, and of COCO; without masks."""
     (folder / 'tta.py').write_text(
-        f'_base_ = {str(DETECTION)!r}\n'
-        f'tta_pipeline = {options.tta_pipeline!r}\n'
+        f'_base_ = {str(DETECTION)!r}\n{tta_of(recipe)}'
     )
     log = run(
         python('test.py', 'tta.py', detector[1], '--tta')
@@ -544,12 +553,19 @@ def test_test_time_augmentation_of_a_detector(detector, folder):
     assert 'coco/segm_mAP' not in log
 
 
+def tta_of(recipe):
+    """What a config takes over from another data set's."""
+    if recipe == 'its own':
+        return ''
+    options = Config.fromfile(ROOT / 'configs/_base_/datasets' / recipe)
+    return f'tta_pipeline = {options.tta_pipeline!r}\n'
+
+
 @pytest.mark.slow
-def test_test_time_augmentation_of_a_segmentor(segmentor, folder):
-    options = Config.fromfile(ROOT / 'configs/_base_/datasets/ade20k.py')
+@pytest.mark.parametrize('recipe', ['its own', 'ade20k.py'])
+def test_test_time_augmentation_of_a_segmentor(recipe, segmentor, folder):
     (folder / 'tta_seg.py').write_text(
-        f'_base_ = {str(SEGMENTATION)!r}\n'
-        f'tta_pipeline = {options.tta_pipeline!r}\n'
+        f'_base_ = {str(SEGMENTATION)!r}\n{tta_of(recipe)}'
     )
     log = run(
         python('test.py', 'tta_seg.py', segmentor[1], '--tta')
@@ -669,12 +685,13 @@ def test_sharded_weights_train_as_copies_do(segmentor, folder):
     assert len(losses['sharded']) == 4
     assert losses['sharded'] == pytest.approx(losses['copied'], rel=1e-3)
     # the file is an ordinary one
-    log = run(
-        python('test.py', SEGMENTATION, 'sharded/iter_4.pth')
-        + ['--cfg-options', 'data_root=shapes'],
-        folder,
-    )
-    assert 'mIoU' in log
+    for config in (SEGMENTATION, 'sharded.py'):
+        log = run(
+            python('test.py', config, 'sharded/iter_4.pth')
+            + ['--cfg-options', 'data_root=shapes'],
+            folder,
+        )
+        assert 'mIoU' in log
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ python tools/get_flops.py configs/detection/retinanet_soft-tiny_fpn_1x_coco.py
 
 The heads for regions of a two-stage detector are counted with as many regions
 as the config allows, the mask heads too where their host's forward gives them
-all (Cascade Mask R-CNN), which a prediction does not. Losses and what follows
-the heads are not counted, nor are heads that are used in training alone.
+all (Cascade Mask R-CNN), which a prediction does not. Losses are not counted,
+nor post-processing, but for Mask2Former's product of scores and masks, nor
+heads that are used in training alone.
 """
 
 import argparse

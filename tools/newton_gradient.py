@@ -19,7 +19,7 @@ import torch
 from benchmark_report import Table
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner import Runner, load_checkpoint
+from mmengine.runner import Runner, load_checkpoint, set_random_seed
 from runtime import (
     add_cfg_options,
     load_config,
@@ -30,6 +30,7 @@ from runtime import (
 )
 from torch import Tensor, nn
 
+from soft_mm.models.checkpoint import make_loading_safe
 from soft_mm.ops import inverse
 
 # parameters by the part of their names that tells
@@ -130,6 +131,8 @@ def main(argv: list[str] | None = None) -> None:
     require_file(args.checkpoint, 'checkpoint')
     require_data(cfg.train_dataloader)
     init_default_scope(cfg.default_scope)
+    set_random_seed(0)  # the data's augmentation
+    make_loading_safe()
     cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
     replace(cfg.model, 'SyncBN', 'BN')
     model = MODELS.build(cfg.model)

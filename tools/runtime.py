@@ -140,11 +140,15 @@ def set_variable(cfg: Config, name: str, value) -> None:
 
 
 def replace(node, old, new) -> None:
-    """Replace a value, or the beginning of a string, everywhere below."""
+    """Replace a value, or the beginning of a string, everywhere below.
+
+    A size that is one of a list of sizes stays: it is that list's own.
+    """
     items = node.items() if hasattr(node, 'items') else enumerate(node)
     for key, value in items:
         if value == old:
-            node[key] = new
+            if not (isinstance(old, tuple) and isinstance(node, list)):
+                node[key] = new
         elif isinstance(value, dict | list):
             replace(value, old, new)
         elif (
@@ -350,12 +354,26 @@ def place_wrapper_on_cpu(cfg: Config) -> None:
         wrapper.update(cfg.get('model_wrapper_cfg') or {}, device_ids=None)
         cfg.model_wrapper_cfg = wrapper
     elif is_sharded(cfg):
-        cfg.strategy.setdefault('model_wrapper', {}).device_id = 'cpu'
+        cfg.merge_from_dict({'strategy.model_wrapper.device_id': 'cpu'})
 
 
 def is_sharded(cfg: Config) -> bool:
     """Whether weights are shared out to the processes."""
     return cfg.get('strategy', {}).get('type') == 'FSDPStrategy'
+
+
+def unshard(cfg: Config) -> None:
+    """Let each process have all weights, as a test needs them.
+
+    A checkpoint of sharded weights is an ordinary one, and mmengine's runner
+    for strategies builds the model too late for a look at what fits.
+
+    Args:
+        cfg: Changed in place.
+    """
+    if is_sharded(cfg):
+        cfg.pop('strategy')
+        cfg.pop('runner_type')
 
 
 def require_whole_gradients(cfg: Config) -> None:

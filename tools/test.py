@@ -16,6 +16,7 @@ from runtime import (
     require_data,
     require_file,
     require_weights,
+    unshard,
 )
 
 from soft_mm.models.checkpoint import make_loading_safe
@@ -62,6 +63,7 @@ def main() -> None:
     if args.out:
         save_predictions(cfg, args.out)
     make_loading_safe()
+    unshard(cfg)
     prepare_device(cfg)
     runner = build_runner(cfg)
     require_weights(args.checkpoint, runner.model)

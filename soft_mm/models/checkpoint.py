@@ -69,16 +69,26 @@ def read_checkpoint(filename: str, map_location='cpu') -> dict:
         map_location: See :func:`torch.load`.
 
     Raises:
-        CheckpointError: If there is no such file, it is not a checkpoint, or
-            it holds objects that could run code.
+        CheckpointError: If there is no such file, it is not a checkpoint, it
+            holds objects that could run code, or the protocol is unknown.
     """
     path = filename
     if re.match(r'https?://', filename):
         path = download(filename)
     elif re.match(r'\w+://', filename):
         # mmengine's runner needs OpenCV, which the backbone does not
-        from mmengine.runner.checkpoint import CheckpointLoader
+        from mmengine.runner.checkpoint import (
+            CheckpointLoader,
+            load_from_local,
+        )
 
+        loader = CheckpointLoader._get_checkpoint_loader(filename)
+        # mmengine takes for a path what it does not know
+        if loader in (read_checkpoint, load_from_local):
+            raise CheckpointError(
+                f'{filename!r} must be a path or a URL of a protocol that '
+                f'mmengine knows, got {filename.split(":")[0]}://'
+            )
         return CheckpointLoader.load_checkpoint(filename, map_location)
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
@@ -338,8 +348,8 @@ def convert_to_published(state_dict: dict) -> dict:
         state_dict: Weights of a backbone with all four stages.
 
     Raises:
-        CheckpointError: If a name is not the backbone's, or a position table
-            is not square.
+        CheckpointError: If a stage is missing, a name is not the backbone's,
+            or a position table is not square.
     """
     out = {}
     for name, tensor in state_dict.items():
@@ -370,6 +380,12 @@ def convert_to_published(state_dict: dict) -> dict:
                 out[f'{block}.{old}.{match[3]}'] = tensor
         else:
             raise CheckpointError(f'{name} is no name of a SOFT backbone')
+    for stage in range(4):
+        if not any(name.startswith(f'stages.{stage}.') for name in state_dict):
+            raise CheckpointError(
+                'the published network has four stages, and there is no '
+                f'weight of stages.{stage}'
+            )
     return out
 
 

@@ -164,32 +164,42 @@ def load(file, map_location='cpu'):
     """
     with reading():
         content = torch.load(file, map_location, weights_only=True)
-    return realized(content, set())
+    return realized(content, {})
 
 
-def realized(node, seen: set[int]):
+def realized(node, seen: dict[int, tuple]):
     """Make what stand-ins stand for, in place where that is possible.
+
+    Args:
+        node: What was read.
+        seen: What has been through here, by id, and what takes its place.
+            Each is made once, however often it is in the others: a small
+            file could ask for any number of copies.
 
     Raises:
         pickle.UnpicklingError: If a tensor is not an ordinary one. Its shape
             may ask for any amount of memory with few numbers in the file.
     """
+    if id(node) in seen:
+        return seen[id(node)][1]
+    new = node
     if isinstance(node, DType | Array | Curve):
-        return node.real()
-    if type(node) is tuple:
-        return tuple(realized(child, seen) for child in node)
+        new = node.real()
+    elif type(node) is tuple:
+        new = tuple(realized(child, seen) for child in node)
+    # before what is in it, for a list may be in itself; with the old one, so
+    # that nothing else gets its id
+    seen[id(node)] = node, new
     if isinstance(node, Tensor):
         check(node)
-    elif id(node) not in seen:  # a list may be in itself
-        seen.add(id(node))
-        if isinstance(node, Namespace):
-            realized(vars(node), seen)
-        elif isinstance(node, dict):
-            for key in node:
-                node[key] = realized(node[key], seen)
-        elif isinstance(node, list):
-            node[:] = [realized(child, seen) for child in node]
-    return node
+    elif isinstance(node, Namespace):
+        realized(vars(node), seen)
+    elif isinstance(node, dict):
+        for key in node:
+            node[key] = realized(node[key], seen)
+    elif isinstance(node, list):
+        node[:] = [realized(child, seen) for child in node]
+    return new
 
 
 def check(tensor: Tensor) -> None:

@@ -15,6 +15,7 @@ from mmengine.logging import HistoryBuffer, MMLogger
 
 from soft_mm.models import SOFT
 from soft_mm.models.checkpoint import (
+    CheckpointError,
     convert_published,
     convert_to_published,
     find_head,
@@ -453,6 +454,36 @@ def test_a_hash_is_checked(tmp_path, converter):
         assert not dst.exists()
     converter.main([str(src), str(dst), '--sha256', known[:8].upper()])
     assert dst.exists()
+
+
+def test_a_hash_is_checked_wherever_the_file_is(
+    tmp_path, converter, monkeypatch, capsys
+):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    torch.save(nano().state_dict(), tmp_path / 'src.pth')
+    with pytest.raises(SystemExit, match='the SHA-256'):
+        converter.main(['~/src.pth', '~/dst.pth', '--sha256', '0' * 64])
+    url = 'https://any.where/src.pth'
+    with pytest.raises(SystemExit):
+        converter.main([url, '~/dst.pth', '--sha256', '0' * 64])
+    assert 'needs a file as SRC' in capsys.readouterr().err
+    assert not (tmp_path / 'dst.pth').exists()
+    for _ in range(2):  # also where DST is there already
+        converter.main(['~/src.pth', '~/dst.pth'])
+    assert (tmp_path / 'dst.pth').exists()
+
+
+@pytest.mark.parametrize('protocol', ['file', 'gs', 'nothing'])
+def test_an_unknown_protocol_is_named(protocol):
+    pytest.importorskip('cv2')  # mmengine's runner needs it
+    with pytest.raises(CheckpointError, match=f'got {protocol}://'):
+        read_checkpoint(f'{protocol}://any/weights.pth')
+
+
+def test_a_cut_backbone_cannot_be_published():
+    state = nano(out_indices=(0, 1)).state_dict()
+    with pytest.raises(CheckpointError, match='no weight of stages.2'):
+        convert_to_published(state)
 
 
 @pytest.mark.parametrize('variant', ['soft', 'soft_norm'])

@@ -201,14 +201,37 @@ def test_a_list_in_itself_is_read(tmp_path):
     assert found[1] is found
 
 
+def test_what_is_shared_is_made_once(tmp_path):
+    """Forty times two tuples of the last one would be 10^12."""
+    shared = array = np.arange(3)
+    for _ in range(40):
+        shared = (shared, shared)
+    torch.save(dict(x=shared, a=[array, array]), tmp_path / 'file.pth')
+    found = read_checkpoint(str(tmp_path / 'file.pth'))
+    assert found['a'][0].tolist() == [0, 1, 2]
+    assert found['a'][0] is found['a'][1]
+    while isinstance(found['x'], tuple):
+        assert found['x'][0] is found['x'][1]
+        found['x'] = found['x'][0]
+    assert found['x'] is found['a'][0]
+
+
+@pytest.fixture
+def _list_of_torch():
+    """Leaves torch's list of what may be read as it was."""
+    before = get_safe_globals()
+    yield
+    torch.serialization.clear_safe_globals()
+    add_safe_globals(before)
+
+
+@pytest.mark.usefixtures('_list_of_torch')
 def test_the_list_of_the_process_stays_its_own(tmp_path):
     add_safe_globals([getattr, np.dtype])
     before = set(get_safe_globals())
     with pytest.raises(ValueError, match='could run code'):
         read_checkpoint(write(tmp_path / 'file.pth', poisoned()))
     assert set(get_safe_globals()) == before
-    torch.serialization.clear_safe_globals()
-    add_safe_globals(list(before - {getattr, np.dtype}))
 
 
 # ---- tensors ----

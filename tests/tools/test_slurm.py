@@ -1,6 +1,7 @@
 """The Slurm scripts, with a srun that runs everything on this machine."""
 
 import os
+import socket
 import subprocess
 import sys
 from importlib import import_module
@@ -125,14 +126,17 @@ def test_the_launcher_needs_srun(monkeypatch):
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason='for machines without a GPU'
 )
-def test_two_tasks_train_and_test(slurm, tmp_path):
+def test_two_tasks_train_and_test(slurm, tmp_path, monkeypatch):
     pytest.importorskip('mmseg')
     install(tmp_path, srun=SRUN, scontrol=SCONTROL)
     import_module('shapes').main(
         [str(tmp_path / 'shapes')]
         + ['--train', '4', '--val', '2', '--size', '64']
     )
-    port = {'GPUS': '2', 'MASTER_PORT': '29517'}
+    monkeypatch.delenv('MASTER_ADDR', raising=False)
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = {'GPUS': '2', 'MASTER_PORT': str(free.getsockname()[1])}
     log = slurm(
         *('slurm_train.sh', 'cpu', 'job', CONFIG, '--work-dir', 'work'),
         *('--cfg-options', 'data_root=shapes', 'crop_size=(64,64)'),

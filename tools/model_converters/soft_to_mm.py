@@ -48,8 +48,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     add('--sha256', help='stop unless SRC has this hash, or begins so')
     args = parser.parse_args(argv)
-    if os.path.exists(args.dst) and os.path.samefile(args.src, args.dst):
+    # a URL stays as it is
+    args.src, args.dst = map(os.path.expanduser, (args.src, args.dst))
+    exist = os.path.exists(args.src) and os.path.exists(args.dst)
+    if exist and os.path.samefile(args.src, args.dst):
         parser.error(f'DST is SRC, which would be lost: {args.dst}')
+    if args.sha256 is not None and '://' in args.src:
+        parser.error(f'--sha256 needs a file as SRC, got {args.src}')
     return args
 
 
@@ -104,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
     """Convert one file."""
     args = parse_args(argv)
     try:
-        if args.sha256 is not None and os.path.isfile(args.src):
+        if args.sha256 is not None and os.path.exists(args.src):
             check_hash(args.src, args.sha256)
         checkpoint = read_checkpoint(args.src)
         state, dropped = convert(checkpoint, args.to)
