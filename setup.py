@@ -45,7 +45,7 @@ setup(
             '.mim/configs/**/*.yml',
             '.mim/tools/**/*.py',
             '.mim/tools/dist_*.sh',
-            '.mim/tools/slurm_*.sh',
+            '.mim/tools/slurm*.sh',
         ]
     },
     python_requires='>=3.10',

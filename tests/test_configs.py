@@ -491,8 +491,6 @@ def picture(size, scope):
 
 
 def test_test_time_augmentation_is_described(path, cfg):
-    if path in QUICK:
-        pytest.skip('run as it is by test_tools.py')
     assert cfg.tta_model.type in ('DetTTAModel', 'SegTTAModel')
     load, augment = cfg.tta_pipeline
     assert load == cfg.test_dataloader.dataset.pipeline[0]

@@ -1,10 +1,7 @@
 """Thousands of steps: losses stay finite, memory stays flat."""
 
-import importlib
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +9,8 @@ import pytest
 
 pytest.importorskip('mmengine')
 
-from tests.test_tools import DETECTION, SEGMENTATION, on_cpu, python, run
+from tests.commands import draw_shapes, run
+from tests.test_tools import DETECTION, SEGMENTATION, on_cpu, python
 
 # on a busy machine they take long, and are no worse for it
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -24,11 +22,7 @@ def folder(tmp_path_factory):
     """Pictures large enough for 7 x 7 landmarks to be too few for all."""
     pytest.importorskip('cv2')
     folder = tmp_path_factory.mktemp('long_runs')
-    shapes = importlib.import_module('shapes')
-    shapes.main(
-        [str(folder / 'shapes'), '--size', '96']
-        + ['--train', '64', '--val', '1']
-    )
+    draw_shapes(folder, train=64, val=1, size=96)
     return folder
 
 
@@ -132,16 +126,15 @@ for step in range(500):
 @pytest.mark.skipif(
     not Path('/proc/self/statm').is_file(), reason='reads /proc'
 )
-def test_memory_is_flat_while_sizes_change():
+def test_memory_is_flat_while_sizes_change(tmp_path):
     pytest.importorskip('mmseg')
-    done = subprocess.run(
-        [sys.executable, '-c', MEMORY, str(SEGMENTATION)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **GIVE_BACK, 'OMP_NUM_THREADS': '1'},
+    log = run(
+        [sys.executable, '-c', MEMORY, SEGMENTATION],
+        tmp_path,
+        timeout=3000,
+        **GIVE_BACK,
     )
-    lines = done.stdout.splitlines()[-500:]
+    lines = log.splitlines()[-500:]
     resident = [float(line) for line in lines]
     # by then sizes near the largest have been there
     assert max(resident[200:]) < 1.03 * max(resident[:200])

@@ -1,10 +1,7 @@
 """What is installed from the wheel, away from the checkout."""
 
-import importlib
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import textwrap
@@ -18,27 +15,13 @@ pytest.importorskip('mmengine')
 import soft_mm
 from soft_mm.models import SOFT
 from soft_mm.models.checkpoint import read_checkpoint
+from tests.commands import draw_shapes, run
 
 ROOT = Path(__file__).parents[1]
 SOURCES = (
     *('LICENSE', 'MANIFEST.in', 'README.md', 'configs', 'model-index.yml'),
     *('pyproject.toml', 'requirements', 'setup.py', 'soft_mm', 'tools'),
 )
-
-
-def run(command, folder, check=True, **env):
-    """Run a command; return all that it printed."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=folder,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=500,
-    )
-    assert (done.returncode == 0) is check, done.stdout[-4000:]
-    return done.stdout
 
 
 def python(code):
@@ -293,10 +276,7 @@ def test_hosts_own_script_trains_with_three_lines_changed(
     host_files = Path(pytest.importorskip(host).__file__).parent / '.mim'
     folder = tmp_path / 'a folder'
     folder.mkdir()
-    importlib.import_module('shapes').main(
-        [str(folder / 'shapes')]
-        + ['--train', '2', '--val', '1', '--size', '64']
-    )
+    draw_shapes(folder, train=2, val=1, size=64)
     (folder / 'own.py').write_text(
         f'_base_ = {str(host_files / "configs" / base)!r}\n'
         f'{THREE_LINES}{settings}'

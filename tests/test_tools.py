@@ -19,6 +19,7 @@ from mmengine.config import Config
 
 from soft_mm.models import SOFT
 from soft_mm.models.checkpoint import load_pretrained
+from tests.commands import draw_shapes, run
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / 'tools'
@@ -40,30 +41,8 @@ def folder(tmp_path_factory):
     """Where the scripts run: not the checkout, and with a space."""
     pytest.importorskip('cv2')
     folder = tmp_path_factory.mktemp('a folder')
-    shapes = importlib.import_module('shapes')
-    shapes.main(
-        [str(folder / 'shapes')]
-        + ['--train', '4', '--val', '2', '--size', '64']
-    )
+    draw_shapes(folder, train=4, val=2, size=64)
     return folder
-
-
-def run(command, folder, check=True, timeout=500, **env):
-    """Run a script; return all that it printed."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=folder,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
-    if check:
-        assert done.returncode == 0, done.stdout[-4000:]
-    else:
-        assert done.returncode != 0, done.stdout[-4000:]
-    return done.stdout
 
 
 def python(script, *args):
@@ -640,24 +619,12 @@ def test_two_processes_train_resume_and_test(folder):
     assert 'mIoU' in log
 
 
-SHARDED = """
-runner_type = 'FlexibleRunner'
-strategy = dict(
-    type='FSDPStrategy',
-    model_wrapper=dict(
-        type='MMFullyShardedDataParallel',
-        use_orig_params=True,
-        auto_wrap_policy='soft_mm.block_wrap_policy',
-    ),
-    state_dict_cfg=dict(
-        state_dict_type='FULL_STATE_DICT',
-        state_dict_config=dict(type='FullStateDictConfig', rank0_only=True),
-        optim_state_dict_config=dict(
-            type='FullOptimStateDictConfig', rank0_only=True
-        ),
-    ),
-)
-"""
+# what the page shows, up to the clipping
+SHARDED = re.search(
+    r"(runner_type = 'FlexibleRunner'.*?)^optim_wrapper",
+    (ROOT / 'docs/training.md').read_text(encoding='utf-8'),
+    re.DOTALL | re.MULTILINE,
+)[1]
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from runtime import (
     apply_options,
     load_config,
     require_file,
-    require_names,
+    require_fit,
     root_cause,
 )
 
@@ -249,7 +249,7 @@ def build_inferencer(args: argparse.Namespace) -> BaseInferencer:
         import_module(f'{scope}.apis'), INFERENCERS[scope]
     )
     inferencer = inferencer_type(cfg, args.checkpoint, device=args.device)
-    require_names(args.checkpoint, checkpoint, inferencer.model)
+    require_fit(args.checkpoint, checkpoint, inferencer.model)
     inferencer.show_progress = False  # it is called for a batch at a time
     classes = meta.get('dataset_meta')
     if classes is None:  # where the hosts take COCO's or Cityscapes' classes

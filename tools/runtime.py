@@ -193,28 +193,23 @@ def require_weights(path: str, model: nn.Module) -> None:
         checkpoint = read_checkpoint(path)
     except CheckpointError as error:
         raise SystemExit(f'error: {error}') from None
-    require_names(path, checkpoint, model)
+    require_fit(path, checkpoint, model)
 
 
-def require_names(path: str, checkpoint: dict, model: nn.Module) -> None:
+def require_fit(path: str, checkpoint: dict, model: nn.Module) -> None:
     """Stop with one line if what was read leaves weights of the model out.
 
     Or if a weight is not a finite number: all results would be worthless.
 
     Args:
         path: Where the checkpoint is from.
-        checkpoint: Its content.
+        checkpoint: What :func:`read_checkpoint` returned.
         model: The detector or segmentor.
     """
     found = checkpoint.get('state_dict', checkpoint)  # as mmengine does
-    if not isinstance(found, dict):
-        raise SystemExit(
-            f'error: {path} must have a dict of weights as its state_dict, '
-            f'got a {type(found).__name__}'
-        )
     # what wraps the model, or wrapped it when it was saved, adds a prefix
     found = {
-        str(name).removeprefix('module.'): weight
+        name.removeprefix('module.'): weight
         for name, weight in found.items()
         if isinstance(weight, Tensor)
     }

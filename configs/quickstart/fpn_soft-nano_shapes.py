@@ -138,8 +138,6 @@ param_scheduler = [
 train_cfg = dict(
     type='IterBasedTrainLoop', max_iters=max_iters, val_interval=400
 )
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
 default_hooks = dict(
     logger=dict(interval=50), checkpoint=dict(interval=max_iters)
 )

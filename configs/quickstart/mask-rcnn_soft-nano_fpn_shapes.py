@@ -79,6 +79,7 @@ tta_pipeline = [
                 dict(type='RandomFlip', prob=1.0, direction='horizontal'),
                 dict(type='RandomFlip', prob=1.0, direction='vertical'),
             ],
+            [dict(type='LoadAnnotations', with_bbox=True)],
             [dict(type='PackDetInputs')],
         ],
     ),
@@ -145,8 +146,6 @@ param_scheduler = [
 train_cfg = dict(
     type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=3
 )
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
 default_hooks = dict(
     logger=dict(interval=25), checkpoint=dict(interval=max_epochs)
 )

@@ -72,36 +72,42 @@ def read_checkpoint(filename: str, map_location='cpu') -> dict:
         CheckpointError: If there is no such file, it is not a checkpoint, it
             holds objects that could run code, or the protocol is unknown.
     """
-    path = filename
     if re.match(r'https?://', filename):
-        path = download(filename)
-    elif re.match(r'\w+://', filename):
-        # mmengine's runner needs OpenCV, which the backbone does not
-        from mmengine.runner.checkpoint import (
-            CheckpointLoader,
-            load_from_local,
-        )
-
-        loader = CheckpointLoader._get_checkpoint_loader(filename)
-        # mmengine takes for a path what it does not know
-        if loader in (read_checkpoint, load_from_local):
-            raise CheckpointError(
-                f'{filename!r} must be a path or a URL of a protocol that '
-                f'mmengine knows, got {filename.split(":")[0]}://'
-            )
-        return CheckpointLoader.load_checkpoint(filename, map_location)
-    path = os.path.expanduser(path)
-    if not os.path.isfile(path):
-        raise CheckpointError(f'there is no checkpoint file {filename!r}')
-    try:
-        check_size(path)
-        checkpoint = records.load(path, map_location)
-    except Exception as error:  # whatever the content of the file leads to
-        raise CheckpointError(f'{filename!r} {reason(path, error)}') from error
+        checkpoint = read_file(download(filename), map_location)
+    elif re.match(r'[\w:-]+://', filename):  # as in open-mmlab:s3://
+        checkpoint = read_from_store(filename, map_location)
+    else:
+        checkpoint = read_file(os.path.expanduser(filename), map_location)
     require_names(filename, 'it', checkpoint)
     if 'state_dict' in checkpoint:
         require_names(filename, 'its state_dict', checkpoint['state_dict'])
     return checkpoint
+
+
+def read_file(path: str, map_location) -> object:
+    """See :func:`read_checkpoint`."""
+    if not os.path.isfile(path):
+        raise CheckpointError(f'there is no checkpoint file {path!r}')
+    try:
+        check_size(path)
+        return records.load(path, map_location)
+    except Exception as error:  # whatever the content of the file leads to
+        raise CheckpointError(f'{path!r} {reason(path, error)}') from error
+
+
+def read_from_store(url: str, map_location) -> object:
+    """See :func:`read_checkpoint`; mmengine reads it, without protection."""
+    # mmengine's runner needs OpenCV, which the backbone does not
+    from mmengine.runner.checkpoint import CheckpointLoader, load_from_local
+
+    # it takes for a path what it does not know
+    loader = CheckpointLoader._get_checkpoint_loader(url)
+    if loader in (read_checkpoint, load_from_local):
+        raise CheckpointError(
+            f'{url!r} must be a path or a URL of a protocol that mmengine '
+            f'knows, got {url.split(":")[0]}://'
+        )
+    return CheckpointLoader.load_checkpoint(url, map_location)
 
 
 def require_names(filename: str, what: str, content) -> None:
@@ -257,11 +263,9 @@ def find_head(checkpoint: dict) -> dict:
 def _find_weights(checkpoint: dict) -> dict:
     state = checkpoint
     for key in STATE_KEYS:
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
+        if isinstance(checkpoint.get(key), dict):
+            state = checkpoint[key]
             break
-    if not isinstance(state, dict):
-        state = {}
     state = {
         k: v
         for k, v in state.items()

@@ -1,6 +1,6 @@
 import argparse
 import hashlib
-import importlib.util
+import importlib
 import logging
 import os
 import re
@@ -99,13 +99,7 @@ def log(caplog):
 @pytest.fixture(scope='module')
 def converter():
     """The script, as a module."""
-    tools = Path(__file__).parents[2] / 'tools'
-    spec = importlib.util.spec_from_file_location(
-        'soft_to_mm', tools / 'model_converters/soft_to_mm.py'
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module('soft_to_mm')
 
 
 def load(state, path, **kwargs):
@@ -478,6 +472,20 @@ def test_an_unknown_protocol_is_named(protocol):
     pytest.importorskip('cv2')  # mmengine's runner needs it
     with pytest.raises(CheckpointError, match=f'got {protocol}://'):
         read_checkpoint(f'{protocol}://any/weights.pth')
+
+
+def test_what_mmengine_fetches_is_checked(monkeypatch):
+    runner = pytest.importorskip('mmengine.runner.checkpoint')
+    loader = runner.CheckpointLoader
+    monkeypatch.setattr(loader, '_schemes', dict(loader._schemes))
+    found = {'state_dict': {'x': torch.ones(1)}}
+    loader.register_scheme(
+        'a-store://', lambda url, map_location: found, force=True
+    )
+    assert read_checkpoint('a-store://weights.pth') is found
+    found['state_dict'] = [torch.ones(1)]
+    with pytest.raises(CheckpointError, match='must be a dict with names'):
+        read_checkpoint('a-store://weights.pth')
 
 
 def test_a_cut_backbone_cannot_be_published():

@@ -2,13 +2,14 @@
 
 import os
 import socket
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.commands import draw_shapes, run
 
 pytest.importorskip('mmengine')
 
@@ -40,26 +41,17 @@ SCONTROL = """#!/usr/bin/env bash
 def slurm(tmp_path):
     """Install commands in front of PATH; return how to run a script there."""
 
-    def run(script, *args, check=True, **env):
-        done = subprocess.run(
-            [str(part) for part in (ROOT / 'tools' / script, *args)],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                'OMP_NUM_THREADS': '1',
-                'PATH': f'{tmp_path}:{os.environ["PATH"]}',
-                'PYTHON': sys.executable,
-                **env,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=500,
+    def run_script(script, *args, check=True, **env):
+        return run(
+            [ROOT / 'tools' / script, *args],
+            tmp_path,
+            check,
+            PATH=f'{tmp_path}:{os.environ["PATH"]}',
+            PYTHON=sys.executable,
+            **env,
         )
-        assert (done.returncode == 0) is check, done.stdout[-4000:]
-        return done.stdout
 
-    return run
+    return run_script
 
 
 def install(folder, **commands):
@@ -80,8 +72,8 @@ def test_training_is_asked_for_as_the_hosts_do(slurm, tmp_path):
         *('--partition=gpu', '--job-name=my job', '--gres=gpu:8'),
         *('--ntasks=16', '--ntasks-per-node=8', '--cpus-per-task=5'),
         *('--kill-on-bad-exit=1', '--exclude=node1', '--mem=0'),
-        *(sys.executable, '-u', str(ROOT / 'tools/train.py'), 'a config.py'),
-        *('--launcher', 'slurm', '--cfg-options', 'a="b c"'),
+        *(sys.executable, '-u', str(ROOT / 'tools/train.py')),
+        *('--launcher', 'slurm', 'a config.py', '--cfg-options', 'a="b c"'),
     ]
 
 
@@ -96,8 +88,8 @@ def test_a_test_is_asked_for_on_fewer_gpus(slurm, tmp_path):
         *('--partition=gpu', '--job-name=job', '--gres=gpu:2'),
         *('--ntasks=2', '--ntasks-per-node=2', '--cpus-per-task=3'),
         '--kill-on-bad-exit=1',
-        *(sys.executable, '-u', str(ROOT / 'tools/test.py'), 'config.py'),
-        *('weights.pth', '--launcher', 'slurm', '--tta'),
+        *(sys.executable, '-u', str(ROOT / 'tools/test.py')),
+        *('--launcher', 'slurm', 'config.py', 'weights.pth', '--tta'),
     ]
 
 
@@ -129,10 +121,7 @@ def test_the_launcher_needs_srun(monkeypatch):
 def test_two_tasks_train_and_test(slurm, tmp_path, monkeypatch):
     pytest.importorskip('mmseg')
     install(tmp_path, srun=SRUN, scontrol=SCONTROL)
-    import_module('shapes').main(
-        [str(tmp_path / 'shapes')]
-        + ['--train', '4', '--val', '2', '--size', '64']
-    )
+    draw_shapes(tmp_path, train=4, val=2, size=64)
     monkeypatch.delenv('MASTER_ADDR', raising=False)
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))

@@ -1,19 +1,7 @@
+_base_ = 'segmentor_soft.py'
 num_classes = 150
 model = dict(
-    type='EncoderDecoder',
-    data_preprocessor=dict(
-        type='SegDataPreProcessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        seg_pad_val=255,
-        test_cfg=dict(size_divisor=32),
-    ),
-    # SyncBN with live statistics: two images per GPU are too few for BN, and
-    # frozen statistics would need pre-trained weights.
-    backbone=dict(
-        type='soft_mm.SOFT', arch='tiny', norm_cfg=dict(type='SyncBN')
-    ),
+    data_preprocessor=dict(test_cfg=dict(size_divisor=32)),
     decode_head=dict(
         type='Mask2FormerHead',
         in_channels=[64, 128, 320, 512],
@@ -87,5 +75,4 @@ model = dict(
             sampler=dict(type='mmdet.MaskPseudoSampler'),
         ),
     ),
-    test_cfg=dict(mode='whole'),
 )

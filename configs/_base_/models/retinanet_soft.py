@@ -1,25 +1,7 @@
+_base_ = 'detector_soft_fpn.py'
 model = dict(
     type='RetinaNet',
-    data_preprocessor=dict(
-        type='DetDataPreprocessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_size_divisor=32,
-    ),
-    # SyncBN with live statistics: two images per GPU are too few for BN, and
-    # frozen statistics would need pre-trained weights.
-    backbone=dict(
-        type='soft_mm.SOFT', arch='tiny', norm_cfg=dict(type='SyncBN')
-    ),
-    neck=dict(
-        type='FPN',
-        in_channels=[64, 128, 320, 512],
-        out_channels=256,
-        start_level=1,
-        add_extra_convs='on_input',
-        num_outs=5,
-    ),
+    neck=dict(start_level=1, add_extra_convs='on_input'),
     bbox_head=dict(
         type='RetinaHead',
         num_classes=80,

@@ -16,3 +16,5 @@ optim_wrapper = dict(
     # usual norms are 1 to 20: only explosions are cut
     clip_grad=dict(max_norm=35, norm_type=2),
 )
+val_cfg = dict(type='ValLoop')
+test_cfg = dict(type='TestLoop')

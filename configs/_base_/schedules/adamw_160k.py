@@ -16,6 +16,4 @@ param_scheduler = [
 train_cfg = dict(
     type='IterBasedTrainLoop', max_iters=160000, val_interval=16000
 )
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
 auto_scale_lr = dict(enable=False, base_batch_size=16)  # 8 GPUs x 2 images

@@ -16,6 +16,4 @@ param_scheduler = [
     ),
 ]
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=40000, val_interval=4000)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
 auto_scale_lr = dict(enable=False, base_batch_size=32)  # 8 GPUs x 4 images

@@ -13,6 +13,4 @@ param_scheduler = [
     ),
 ]
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=1)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
 auto_scale_lr = dict(enable=False, base_batch_size=16)  # 8 GPUs x 2 images
