@@ -1,4 +1,5 @@
 import inspect
+import logging
 import os
 from pathlib import Path
 
@@ -51,3 +52,16 @@ def golden():
     if not folder.is_dir():
         pytest.skip(f'no golden files in {folder}')
     return folder
+
+
+@pytest.fixture
+def log(caplog):
+    """What mmengine's logger said, as text."""
+    # ops are tested without mmengine too
+    from mmengine.logging import MMLogger
+
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    caplog.set_level(logging.INFO)
+    yield caplog
+    logger.removeHandler(caplog.handler)

@@ -381,6 +381,42 @@ def test_weight_decay_spares_norms_biases_and_tables(cfg, model):
     assert any('pos_embed' in name for name in tables)
 
 
+def optimizer_settings(cfg, model, **options):
+    """Rate and decay of each parameter, with options added to the recipe's."""
+    cfg = deepcopy(cfg)
+    prefix = 'optim_wrapper.paramwise_cfg.custom_keys.'
+    cfg.merge_from_dict({prefix + key: v for key, v in options.items()})
+    with host_scope(cfg):
+        wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+    return {
+        p: (group['lr'], group['weight_decay'])
+        for group in wrapper.optimizer.param_groups
+        for p in group['params']
+    }
+
+
+@pytest.mark.parametrize(('key', 'factor'), [('backbone', 0), ('head', 10)])
+def test_a_key_for_rates_changes_nothing_else(cfg, model, key, factor):
+    before = optimizer_settings(cfg, model)
+    after = optimizer_settings(cfg, model, **{key: dict(lr_mult=factor)})
+    assert set(before) == set(after) == set(model.parameters())
+    base = cfg.optim_wrapper.optimizer.lr
+    queries = 'dino' in cfg.filename or 'mask2former' in cfg.filename
+    for name, p in model.named_parameters():
+        lower = 0.1 if queries and 'backbone' in name else 1
+        expected = base * (factor if key in name else lower)
+        assert after[p][0] == pytest.approx(expected), name
+        assert before[p][0] == pytest.approx(base * lower), name
+        assert after[p][1] == before[p][1], name
+
+
+def test_each_custom_key_names_a_parameter(cfg, model):
+    names = [name for name, _ in model.named_parameters()]
+    paramwise = cfg.optim_wrapper.get('paramwise_cfg', {})
+    for key in paramwise.get('custom_keys', {}):
+        assert any(key in name for name in names), key
+
+
 def test_learning_rates_can_decay_over_the_layers(cfg, model):
     """By two options on top of each recipe's own."""
     cfg = deepcopy(cfg)
@@ -397,7 +433,8 @@ def test_learning_rates_can_decay_over_the_layers(cfg, model):
     rates = {p: group['lr'] for group in groups for p in group['params']}
     assert set(rates) == set(model.parameters())
     base = cfg.optim_wrapper.optimizer.lr
-    factor = cfg.optim_wrapper.paramwise_cfg.get('backbone_lr_mult', 1)
+    keys = cfg.optim_wrapper.paramwise_cfg.get('custom_keys', {})
+    factor = keys.get('backbone', {}).get('lr_mult', 1)
     blocks = sum(len(stage.blocks) for stage in model.backbone.stages)
     tables = [stage.pos_embed for stage in model.backbone.stages]
     assert rates[tables[0]] == pytest.approx(

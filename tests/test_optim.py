@@ -62,12 +62,16 @@ class Network(nn.Module):
         self.head = nn.Linear(8, 2)
 
 
-def build(model, lr=1.0, **paramwise_cfg):
+PLAIN = 'soft_mm.OptimWrapperConstructor'
+BY_DEPTH = 'soft_mm.LearningRateDecayOptimizerConstructor'
+
+
+def build(model, lr=1.0, constructor=BY_DEPTH, **paramwise_cfg):
     """The parameter groups, with a rate of 1 that a half is taken of."""
     cfg = dict(
         type='OptimWrapper',
         optimizer=dict(type='AdamW', lr=lr, weight_decay=0.1),
-        constructor='soft_mm.LearningRateDecayOptimizerConstructor',
+        constructor=constructor,
         paramwise_cfg=paramwise_cfg,
     )
     return build_optim_wrapper(model, cfg).optimizer.param_groups
@@ -103,21 +107,103 @@ def test_every_parameter_is_in_one_group():
     found = [p for group in groups for p in group['params']]
     assert len(found) == len(set(found))
     assert set(found) == set(model.parameters())
-    # 8 layers with and without decay; mmengine marks what a custom key sets,
-    # the tables in 4 of them
-    assert len(groups) == 16 + 4
+    assert len(groups) == 16  # 8 layers with and without decay
 
 
-def test_only_weight_matrices_and_kernels_decay():
-    model = Network()
-    decay = settings(build(model, decay_rate=0.5), 'weight_decay')
-    kernels = {
+def kernels_of(model):
+    return {
         module.weight
         for module in model.modules()
         if isinstance(module, nn.Linear | nn.Conv2d)
     }
+
+
+@pytest.mark.parametrize(
+    'options', [dict(decay_rate=0.5), dict(constructor=PLAIN)]
+)
+def test_only_weight_matrices_and_kernels_decay(options):
+    model = Network()
+    model.scale = nn.Parameter(torch.ones(()))
+    decay = settings(build(model, **options), 'weight_decay')
+    kernels = kernels_of(model)
     for name, p in model.named_parameters():
         assert decay[p] == (0.1 if p in kernels else 0), name
+
+
+def test_a_rate_and_a_decay_come_from_different_keys():
+    model = Network()
+    keys = {
+        'backbone': dict(lr_mult=0.5, decay_mult=0.5),
+        'stages.2.blocks.0': dict(lr_mult=0.25),
+        '.attn.q.weight': dict(decay_mult=2.0),
+    }
+    groups = build(model, constructor=PLAIN, custom_keys=keys)
+    rates, decay = settings(groups, 'lr'), settings(groups, 'weight_decay')
+    kernels = kernels_of(model)
+    for name, p in model.named_parameters():
+        rate, factor = 1, 1
+        if name.startswith('backbone.'):
+            rate = 0.25 if 'stages.2.blocks.0.' in name else 0.5
+            factor = 2 if '.attn.q.' in name else 0.5
+        assert rates[p] == rate, name
+        assert decay[p] == (0.1 * factor if p in kernels else 0), name
+
+
+@pytest.mark.parametrize(
+    ('key', 'named'),
+    [
+        ('norm1', lambda name: '.norm1.' in name),
+        ('pos_embed', lambda name: name.endswith('pos_embed')),
+        ('stages.3.cls_', lambda name: '.cls_' in name),
+        ('head.bias', lambda name: name == 'head.bias'),
+    ],
+)
+def test_what_does_not_decay_does_if_it_is_named(key, named):
+    model = Network()
+    keys = {key: dict(decay_mult=0.5), 'backbone': dict(lr_mult=0.1)}
+    groups = build(model, constructor=PLAIN, custom_keys=keys)
+    decay = settings(groups, 'weight_decay')
+    kernels = kernels_of(model)
+    found = []
+    for name, p in model.named_parameters():
+        expected = 0.1 if p in kernels else 0
+        if named(name):
+            found.append(name)
+            expected = 0.05
+        assert decay[p] == expected, name
+    assert found
+
+
+def test_a_rate_of_zero_leaves_every_weight_as_it_is():
+    model = Network()
+    cfg = dict(
+        optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.1),
+        constructor=PLAIN,
+        paramwise_cfg=dict(custom_keys={'backbone': dict(lr_mult=0.0)}),
+    )
+    wrapper = build_optim_wrapper(model, cfg)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    wrapper.update_params(sum(p.square().sum() for p in model.parameters()))
+    for name, p in model.named_parameters():
+        assert p.equal(before[name]) is name.startswith('backbone.'), name
+
+
+def test_other_settings_of_a_key_go_to_the_optimizer():
+    model = Network()
+    keys = {'head': dict(betas=(0.5, 0.5)), 'backbone': dict(lr_mult=0.1)}
+    betas = settings(
+        build(model, constructor=PLAIN, custom_keys=keys), 'betas'
+    )
+    assert betas[model.head.weight] == (0.5, 0.5)
+    assert betas[model.neck.weight] == (0.9, 0.999)
+
+
+def test_groups_and_keys_without_parameters_are_logged(log):
+    keys = {'bakbone': dict(lr_mult=0.1), 'head': dict(lr_mult=0.5)}
+    build(Network(), constructor=PLAIN, custom_keys=keys)
+    assert "No parameter has 'bakbone' of custom_keys" in log.text
+    group = "{'params': 1, 'lr': 0.5, 'weight_decay': 0.1}, first head.weight"
+    assert group in log.text
 
 
 def test_frozen_stages_are_left_out():
@@ -146,19 +232,18 @@ def test_other_options_multiply():
     assert decay[model.neck.bias] == 0.1
 
 
-def test_the_whole_backbone_has_a_lower_rate():
+def test_a_lower_rate_of_the_backbone_multiplies():
     model = Network()
-    groups = build(model, decay_rate=1, backbone_lr_mult=0.1)
+    keys = {'backbone': dict(lr_mult=0.1)}
+    groups = build(model, decay_rate=0.5, custom_keys=keys)
     rates, decay = settings(groups, 'lr'), settings(groups, 'weight_decay')
+    plain = settings(build(model, decay_rate=0.5), 'lr')
     inner = set(model.backbone.parameters())
-    for p in model.parameters():
-        assert rates[p] == (0.1 if p in inner else 1)
+    for name, p in model.named_parameters():
+        factor = 0.1 if p in inner else 1
+        assert rates[p] == pytest.approx(factor * plain[p]), name
     norm = model.backbone.stages[0].blocks[0].norm1
     assert decay[norm.weight] == decay[norm.bias] == 0
-    rates = settings(build(model, decay_rate=0.5, backbone_lr_mult=0.1), 'lr')
-    assert rates[model.backbone.stages[0].pos_embed] == pytest.approx(
-        0.1 * 0.5**7
-    )
 
 
 def test_blocks_share_layers():
@@ -183,9 +268,15 @@ def test_blocks_share_layers():
         (dict(decay_rate=0.5, num_layers=7), 'blocks, 6, got 7'),
         (dict(decay_rate=0.5, num_layers=0), 'got 0'),
         (
-            dict(decay_rate=1, backbone_lr_mult=0),
-            'backbone_lr_mult must be positive, got 0',
+            dict(decay_rate=1, custom_keys={'head': dict(lr_mult=-1)}),
+            "lr_mult of 'head' in custom_keys must be a number from 0 on, "
+            'got -1',
         ),
+        (
+            dict(decay_rate=1, custom_keys={'head': dict(lr_mul=0.1)}),
+            r"got \['lr_mul'\]",
+        ),
+        (dict(constructor=PLAIN, decay_rate=1), r"got \['decay_rate'\]"),
         (
             dict(decay_rate=0.5, decay_type='stage_wise', num_layers=4),
             'num_layers is for layer_wise',

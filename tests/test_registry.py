@@ -85,6 +85,7 @@ def test_resolves_in_mmengines_own_registry(type_, tmp_path):
     [
         ('HOOKS', 'FiniteLossHook'),
         ('OPTIM_WRAPPERS', 'CPUAmpOptimWrapper'),
+        ('OPTIM_WRAPPER_CONSTRUCTORS', 'OptimWrapperConstructor'),
         (
             'OPTIM_WRAPPER_CONSTRUCTORS',
             'LearningRateDecayOptimizerConstructor',

@@ -631,7 +631,7 @@ SHARDED = re.search(
 @on_cpu
 def test_sharded_weights_train_as_copies_do(segmentor, folder):
     pytest.importorskip('mmseg')
-    losses = {}
+    losses, groups = {}, {}
     for name, text in (('sharded', SHARDED), ('copied', '')):
         (folder / f'{name}.py').write_text(
             f'_base_ = {str(SEGMENTATION)!r}\n{text}'
@@ -639,7 +639,7 @@ def test_sharded_weights_train_as_copies_do(segmentor, folder):
             f'load_from = {str(segmentor[1])!r}\n'
             'randomness = dict(seed=0)\n'
         )
-        run(
+        log = run(
             distributed('dist_train.sh', f'{name}.py', 2)
             + ['--work-dir', name, *SEGMENTATION_OPTIONS]
             + ['train_cfg.max_iters=4', 'default_hooks.logger.interval=1'],
@@ -649,6 +649,9 @@ def test_sharded_weights_train_as_copies_do(segmentor, folder):
         (path,) = (folder / name).glob('*/vis_data/scalars.json')
         lines = map(json.loads, path.read_text().splitlines())
         losses[name] = [line['loss'] for line in lines if 'loss' in line]
+        groups[name] = re.findall(r'Parameter group (.*), first', log)
+    assert groups['sharded'] == groups['copied']
+    assert len(groups['sharded']) >= 2  # with and without weight decay
     assert len(losses['sharded']) == 4
     assert losses['sharded'] == pytest.approx(losses['copied'], rel=1e-3)
     # the file is an ordinary one

@@ -1,7 +1,6 @@
 import argparse
 import hashlib
 import importlib
-import logging
 import os
 import re
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.logging import HistoryBuffer, MMLogger
+from mmengine.logging import HistoryBuffer
 
 from soft_mm.models import SOFT
 from soft_mm.models.checkpoint import (
@@ -84,16 +83,6 @@ def published_names(model):
                         out[f'{b}att.{theirs}.{kind}'] = tensor
     out['head.weight'], out['head.bias'] = torch.randn(10, 128), torch.ones(10)
     return out
-
-
-@pytest.fixture
-def log(caplog):
-    """What the loader logged, as text."""
-    logger = MMLogger.get_current_instance()
-    logger.addHandler(caplog.handler)
-    caplog.set_level(logging.INFO)
-    yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 @pytest.fixture(scope='module')

@@ -1,18 +1,9 @@
-# What the AdamW schedules share. No decay on what is not a weight matrix or
-# kernel: scales and shifts of norms, biases, position tables, class token, the
-# one number for each level of GFL.
+# What the AdamW schedules share. The constructor spares biases, norms and
+# scales, position tables and class token the weight decay.
 optim_wrapper = dict(
     type='OptimWrapper',
+    constructor='soft_mm.OptimWrapperConstructor',
     optimizer=dict(type='AdamW', betas=(0.9, 0.999)),
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0,
-        bias_decay_mult=0.0,
-        custom_keys={
-            'pos_embed': dict(decay_mult=0.0),
-            'cls_token': dict(decay_mult=0.0),
-            'scales': dict(decay_mult=0.0),
-        },
-    ),
     # usual norms are 1 to 20: only explosions are cut
     clip_grad=dict(max_norm=35, norm_type=2),
 )

@@ -1,6 +1,14 @@
 _base_ = 'adamw_queries.py'
 optim_wrapper = dict(
-    optimizer=dict(weight_decay=1e-4), clip_grad=dict(max_norm=0.1)
+    optimizer=dict(weight_decay=1e-4),
+    paramwise_cfg=dict(
+        custom_keys={  # embeddings do not decay
+            'query_embedding': dict(decay_mult=0.0),
+            'level_embed': dict(decay_mult=0.0),
+            'label_embedding': dict(decay_mult=0.0),
+        }
+    ),
+    clip_grad=dict(max_norm=0.1),
 )
 param_scheduler = [
     dict(

@@ -1,6 +1,15 @@
 _base_ = 'adamw_queries.py'
 optim_wrapper = dict(
-    optimizer=dict(weight_decay=0.05), clip_grad=dict(max_norm=0.01)
+    optimizer=dict(weight_decay=0.05),
+    paramwise_cfg=dict(
+        custom_keys={  # embeddings do not decay
+            'query_embed': dict(decay_mult=0.0),
+            'query_feat': dict(decay_mult=0.0),
+            'level_embed': dict(decay_mult=0.0),
+            'level_encoding': dict(decay_mult=0.0),
+        }
+    ),
+    clip_grad=dict(max_norm=0.01),
 )
 param_scheduler = [
     dict(
