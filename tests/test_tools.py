@@ -16,6 +16,7 @@ import torch
 pytest.importorskip('mmengine')
 
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 
 from soft_mm.models import SOFT
 from soft_mm.models.checkpoint import load_pretrained
@@ -42,6 +43,7 @@ def folder(tmp_path_factory):
     pytest.importorskip('cv2')
     folder = tmp_path_factory.mktemp('a folder')
     draw_shapes(folder, train=4, val=2, size=64)
+    (folder / "a user's").symlink_to('.')
     return folder
 
 
@@ -51,7 +53,7 @@ def python(script, *args):
 
 DETECTION_OPTIONS = [
     '--cfg-options',
-    'data_root=shapes',
+    "data_root=a user's/shapes",
     'img_scale=(64,64)',
     'train_dataloader.batch_size=2',
     'train_cfg.val_interval=1',
@@ -60,7 +62,7 @@ DETECTION_OPTIONS = [
 ]
 SEGMENTATION_OPTIONS = [
     '--cfg-options',
-    'data_root=shapes',
+    "data_root=a user's/shapes",
     'crop_size=(64,64)',
     'train_dataloader.batch_size=2',
     'train_cfg.val_interval=2',
@@ -381,6 +383,19 @@ def test_an_explicit_option_wins(runtime):
     cfg = runtime.load_config(arguments(SEGMENTATION, options))
     assert cfg.train_dataloader.dataset.data_root == 'here/'
     assert cfg.val_dataloader.dataset.data_root == 'elsewhere/'
+
+
+@pytest.mark.parametrize('phase', ['train', 'val', 'test'])
+def test_data_can_be_loaded_without_workers(runtime, phase, folder):
+    pytest.importorskip('mmseg')
+    options = {
+        'data_root': str(folder / 'shapes'),
+        f'{phase}_dataloader.num_workers': 0,
+    }
+    cfg = runtime.load_config(arguments(SEGMENTATION, options))
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        loader = runtime.Runner.build_dataloader(cfg[f'{phase}_dataloader'])
+    assert 'data_samples' in next(iter(loader))
 
 
 def test_missing_files_are_named(runtime, tmp_path):

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # tools/dist_test.sh CONFIG CHECKPOINT GPUS [options of test.py]
 #
-# From the environment: PORT (a free one by default), PYTHON, and for several
-# machines NNODES, NODE_RANK, MASTER_ADDR. Without GPUs, as many processes run
-# on the CPU.
+# From the environment: PORT (by default a free one, with several machines
+# 29500), PYTHON, and for several machines NNODES, NODE_RANK, MASTER_ADDR.
+# Without GPUs, as many processes run on the CPU.
 set -euo pipefail
 if (($# < 3)); then
     echo "usage: $0 CONFIG CHECKPOINT GPUS [options of test.py]" >&2

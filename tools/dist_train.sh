@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # tools/dist_train.sh CONFIG GPUS [options of train.py]
 #
-# From the environment: PORT (a free one by default), PYTHON, and for several
-# machines NNODES, NODE_RANK, MASTER_ADDR. Without GPUs, as many processes run
-# on the CPU.
+# From the environment: PORT (by default a free one, with several machines
+# 29500), PYTHON, and for several machines NNODES, NODE_RANK, MASTER_ADDR.
+# Without GPUs, as many processes run on the CPU.
 set -euo pipefail
 if (($# < 2)); then
     echo "usage: $0 CONFIG GPUS [options of train.py]" >&2

@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
+from cfg_options import ConfigOptions
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
@@ -44,7 +45,7 @@ def add_cfg_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=ConfigOptions,
         default={},
         metavar='KEY=VALUE',
         help='settings to change, such as train_dataloader.batch_size=4 or '
@@ -90,6 +91,10 @@ def apply_options(cfg: Config, args: argparse.Namespace) -> None:
         if name in args.cfg_options and name in cfg:
             set_variable(cfg, name, args.cfg_options.pop(name))
     cfg.merge_from_dict(args.cfg_options)
+    for phase in ('train', 'val', 'test'):
+        loader = cfg.get(f'{phase}_dataloader') or {}
+        if loader.get('num_workers') == 0:  # torch refuses what is not there
+            loader.persistent_workers = False
     cfg.launcher = args.launcher
     import_host(cfg)
 

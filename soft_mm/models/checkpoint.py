@@ -19,9 +19,17 @@ from torch import Tensor, nn
 from . import records
 from .layers import resize_table
 
-# where training scripts put the weights; of an averaged and a raw copy the
-# averaged one is evaluated
-STATE_KEYS = ('state_dict_ema', 'state_dict', 'model')
+# where training scripts put averaged weights, and the raw ones
+AVERAGED_KEYS = (
+    'state_dict_ema',
+    'model_ema',
+    'ema_state_dict',
+    'ema',
+    'params_ema',
+    'teacher',
+)
+STATE_KEYS = ('state_dict', 'model', 'params', 'student')
+INPUT_KERNEL = 'stages.0.patch_embed.0.conv.weight'
 # prefixes that wrappers and detectors add
 WRAPPERS = ('module.', 'backbone.')
 
@@ -214,16 +222,30 @@ def make_loading_safe() -> None:
 def find_state_dict(checkpoint: dict, prefix: str | None = None) -> dict:
     """The weights in a checkpoint, without the prefixes of wrappers.
 
+    Of raw and averaged weights the averaged ones are taken, which is logged.
+
     Args:
-        checkpoint: A state dict, or a dict with one under ``state_dict_ema``,
-            ``state_dict`` or ``model``.
+        checkpoint: A state dict, or a dict with one under a name that
+            training scripts use: those of ``AVERAGED_KEYS``, ``STATE_KEYS``.
         prefix: Keep only names that begin so, and cut it off. By default
             ``backbone.`` is looked for.
 
     Raises:
-        CheckpointError: If there are no weights, or none with the prefix.
+        CheckpointError: If there are no weights, none with the prefix, or
+            no telling which of several averages is meant.
     """
-    state = _find_weights(checkpoint)
+    key, state = _find_weights(checkpoint)
+    others = [
+        other
+        for other in _filled(checkpoint, (*AVERAGED_KEYS, *STATE_KEYS))
+        if other != key
+    ]
+    if others:
+        print_log(
+            f'SOFT: took the averaged weights, {key!r}, of a checkpoint that '
+            f'also has {_quoted(others)}',
+            logger='current',
+        )
     if prefix is not None:
         state = _below(prefix.rstrip('.') + '.', state)
         if not state:
@@ -250,7 +272,7 @@ def find_head(checkpoint: dict) -> dict:
     Raises:
         CheckpointError: If there are no weights at all.
     """
-    state = _find_weights(checkpoint)
+    _, state = _find_weights(checkpoint)
     state = _below('module.', state) or state
     return {
         kind: state[name]
@@ -260,23 +282,58 @@ def find_head(checkpoint: dict) -> dict:
     }
 
 
-def _find_weights(checkpoint: dict) -> dict:
-    state = checkpoint
-    for key in STATE_KEYS:
-        if isinstance(checkpoint.get(key), dict):
-            state = checkpoint[key]
-            break
+def _find_weights(checkpoint: dict) -> tuple[str | None, dict]:
+    """Under which name the weights are, if under any, and the weights."""
+    averaged = [
+        key
+        for key in _filled(checkpoint, AVERAGED_KEYS)
+        if not _holds_raw_weights(key, checkpoint)
+    ]
+    if len(averaged) > 1:
+        raise CheckpointError(
+            f'the checkpoint holds several averages, {_quoted(averaged)}: '
+            'save the one that is meant by itself'
+        )
+    found = averaged or _filled(checkpoint, STATE_KEYS)
+    key = found[0] if found else None
     state = {
-        k: v
-        for k, v in state.items()
-        if isinstance(k, str) and isinstance(v, Tensor)
+        name: value
+        for name, value in (checkpoint[key] if found else checkpoint).items()
+        if isinstance(name, str) and isinstance(value, Tensor)
     }
     if not state:
+        names = list(checkpoint[key] if found else checkpoint)
         raise CheckpointError(
             'the checkpoint holds no weights: expected a state dict, or one '
-            f'under {" or ".join(STATE_KEYS)}'
+            f'under {_quoted([*STATE_KEYS, *AVERAGED_KEYS])}, got '
+            + (f'under {key!r} ' if found else '')
+            + (_quoted(names[:6]) or 'nothing')
         )
-    return state
+    return key, state
+
+
+def _filled(checkpoint: dict, keys: tuple[str, ...]) -> list[str]:
+    return [
+        key
+        for key in keys
+        if isinstance(checkpoint.get(key), dict) and checkpoint[key]
+    ]
+
+
+def _holds_raw_weights(key: str, checkpoint: dict) -> bool:
+    """Whether mmengine's EMAHook has exchanged averaged and raw weights.
+
+    It saves the average as ``state_dict`` and counts its steps in the other.
+    """
+    return (
+        key == 'ema_state_dict'
+        and 'state_dict' in checkpoint
+        and 'steps' in checkpoint[key]
+    )
+
+
+def _quoted(names: list) -> str:
+    return ', '.join(map(repr, names))
 
 
 def _below(prefix: str, state: dict) -> dict:
@@ -450,8 +507,9 @@ def load_pretrained(
     """Load a checkpoint into a :class:`SOFT` backbone, whatever wraps it.
 
     Published checkpoints are converted, position tables are resized to the
-    model's grid. What was loaded, converted, resized, dropped and is missing
-    is logged in a line each.
+    model's grid, the first kernels of three channels are adapted to the
+    model's. What was loaded, converted, resized, adapted, dropped and is
+    missing is logged in a line each.
 
     Args:
         model: The backbone.
@@ -477,7 +535,7 @@ def load_pretrained(
             f'{total} names is known (the first are {dropped[:3]})'
         )
     _check_depths(model, filename, [*state, *dropped])
-    resized = []
+    resized, adapted = [], []
     for name, tensor in state.items():
         kind = own[name].is_floating_point()
         if tensor.is_floating_point() != kind or tensor.is_complex():
@@ -489,6 +547,10 @@ def load_pretrained(
         if not torch.isfinite(tensor.to(own[name].dtype)).all():
             raise CheckpointError(f'{name} in {filename!r} is not finite')
         if tensor.shape == own[name].shape:
+            continue
+        if name == INPUT_KERNEL and tensor.shape[1:2] == (3,):
+            state[name] = adapt_channels(tensor, own[name].shape[1])
+            adapted.append(name)
             continue
         same_width = (
             tensor.dim() == 4
@@ -504,14 +566,37 @@ def load_pretrained(
         resized.append(name)
     model.load_state_dict(state, strict=False)
     missing = [name for name in own if name not in state]
-    for line in (
+    lines = [
         f'loaded {len(state)} of {len(own)} tensors from {filename}',
         f'converted {converted} published names',
         _line('resized', resized),
         _line('dropped', dropped),
         _line('missing', missing),
-    ):
+    ]
+    if adapted:
+        lines.append(_line('adapted to other input channels', adapted))
+    for line in lines:
         print_log(f'SOFT: {line}', logger='current')
+
+
+def adapt_channels(kernels: Tensor, channels: int) -> Tensor:
+    """Kernels for pictures of other channels than red, green and blue.
+
+    As in timm: for one channel the sum of the three, which gives what a grey
+    picture in all three gives; for others the three in turn, scaled so that
+    the sum over the channels stays of the same size.
+
+    Args:
+        kernels: (C, 3, k, k).
+        channels: Number of input channels wanted.
+
+    Returns:
+        Kernels, (C, ``channels``, k, k).
+    """
+    if channels == 1:
+        return kernels.sum(1, keepdim=True)
+    turns = torch.arange(channels, device=kernels.device) % 3
+    return kernels[:, turns] * (3 / channels)
 
 
 def _line(what: str, names: list[str]) -> str:

@@ -160,6 +160,89 @@ def test_what_happened_is_logged_in_one_line_each(log, tmp_path):
     assert len(lines) == 5
 
 
+def raw(state):
+    return {name: value + 1 for name, value in state.items()}
+
+
+@pytest.mark.parametrize(
+    ('key', 'wrap'),
+    [
+        ('model_ema', lambda s: {'model': raw(s), 'model_ema': s}),
+        ('ema', lambda s: {'ema': s, 'model': raw(s)}),
+        ('ema_state_dict', lambda s: {'model': raw(s)}),
+        ('params_ema', lambda s: {'params': raw(s)}),
+        ('teacher', lambda s: {'student': raw(s)}),
+        ('state_dict_ema', lambda s: {'state_dict': raw(s)}),
+        # by mmengine, which has exchanged the two
+        (
+            'state_dict',
+            lambda s: {'ema_state_dict': {'steps': torch.tensor(3), **raw(s)}},
+        ),
+    ],
+)
+def test_averaged_weights_are_taken_and_named(key, wrap, log, tmp_path):
+    source = nano()
+    content = {**wrap(source.state_dict()), key: source.state_dict()}
+    model = load(content, tmp_path / 'file.pth')
+    torch.testing.assert_close(
+        model.state_dict(), source.state_dict(), atol=0, rtol=0
+    )
+    (other,) = set(content) - {key}
+    assert f'took the averaged weights, {key!r}, of a' in log.text
+    assert f'also has {other!r}' in log.text
+
+
+@pytest.mark.parametrize('key', ['ema', 'model_ema', 'state_dict_ema'])
+@pytest.mark.parametrize('value', [None, True, 0.9998, {}])
+def test_without_an_average_the_weights_are_taken(key, value, log, tmp_path):
+    source = nano()
+    content = {'model': source.state_dict(), key: value}
+    model = load(content, tmp_path / 'file.pth')
+    torch.testing.assert_close(
+        model.state_dict(), source.state_dict(), atol=0, rtol=0
+    )
+    assert 'averaged' not in log.text
+
+
+def test_one_of_several_averages_is_not_guessed(tmp_path):
+    state = nano().state_dict()
+    content = {'ema': state, 'model_ema': raw(state), 'model': state}
+    with pytest.raises(ValueError, match="averages, 'model_ema', 'ema': save"):
+        load(content, tmp_path / 'file.pth')
+
+
+def test_an_average_in_an_unknown_form_is_refused(tmp_path):
+    state = nano().state_dict()
+    content = {'model': state, 'ema': {'decay': 0.9, 'module': state}}
+    with pytest.raises(ValueError, match="got under 'ema' 'decay', 'module'"):
+        load(content, tmp_path / 'file.pth')
+
+
+def test_kernels_for_colour_are_adapted_to_other_channels(log, tmp_path):
+    source = nano()
+    name = 'stages.0.patch_embed.0.conv.weight'
+    kernels = source.state_dict()[name]
+    path = tmp_path / 'file.pth'
+    grey = load(published_names(source), path, in_channels=1)
+    assert f'adapted to other input channels 1: {name}' in log.text
+    image = picture(64, 96)[:, :1].double()
+    torch.testing.assert_close(
+        grey.double()(image),
+        source.double()(image.expand(-1, 3, -1, -1)),
+        atol=1e-6,
+        rtol=1e-6,
+    )
+    for channels, expected in [
+        (2, kernels[:, :2] * 1.5),
+        (4, kernels[:, [0, 1, 2, 0]] * 0.75),
+        (6, kernels[:, [0, 1, 2, 0, 1, 2]] * 0.5),
+    ]:
+        model = load(source.state_dict(), path, in_channels=channels)
+        torch.testing.assert_close(model.state_dict()[name], expected)
+    with pytest.raises(ValueError, match='another architecture'):
+        load(grey.state_dict(), path)
+
+
 def test_position_tables_are_resized_to_the_configured_grid(tmp_path):
     source = nano()
     model = load(
