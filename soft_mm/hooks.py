@@ -1,5 +1,7 @@
 """Hooks for mmengine's runners."""
 
+import re
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -103,3 +105,90 @@ def note(broken: list[str], name: str, module: nn.Module, args, output):
     tensors = (x for x in outputs if isinstance(x, Tensor))
     if not all(x.isfinite().all() for x in tensors):
         broken.append(name)
+
+
+@HOOKS.register_module()
+class LabelRangeHook(Hook):
+    """Stop at a label that the heads have no class for, and say where it is.
+
+    Without it such a label ends a segmentor's training with an error of the
+    loss that names no picture, on a GPU with one that names nothing; in a
+    detector it may pass for the background, and in a validation for a wrong
+    prediction. Labels are read on the CPU, before they go to the model.
+
+    Looked at are the semantic labels of segmentors with a ``decode_head``,
+    except its ``ignore_index``, and the boxes of detectors with a
+    ``bbox_head``.
+    """
+
+    def before_run(self, runner: Runner) -> None:
+        """Find out how many classes the heads have."""
+        heads = dict(find_heads(runner.model))
+        self.num_classes = min(
+            (head.num_classes for head in heads.values()), default=None
+        )
+        self.ignored = {
+            head.ignore_index
+            for head in heads.values()
+            if hasattr(head, 'ignore_index')
+        }
+        if self.num_classes is None:
+            runner.logger.warning(
+                'LabelRangeHook: the model has no decode_head or bbox_head '
+                'with num_classes, labels are not checked'
+            )
+
+    def _before_iter(
+        self, runner, batch_idx, data_batch=None, mode='train'
+    ) -> None:
+        """Check the labels of a batch.
+
+        Raises:
+            ValueError: If a label is out of range.
+        """
+        if self.num_classes is None:
+            return
+        for sample in flatten(data_batch['data_samples']):
+            for file, labels in labels_of(sample):
+                wrong = (labels < 0) | (labels >= self.num_classes)
+                for ignored in self.ignored:
+                    wrong &= labels != ignored
+                if wrong.any():
+                    label = labels[wrong][0].item()
+                    if sample.get('reduce_zero_label'):
+                        file = f'{file}, where it is {label + 1}'
+                    raise ValueError(
+                        f'{self.expected()}, got {label} in {file}'
+                    )
+
+    def expected(self) -> str:
+        """Which labels may be."""
+        text = f'labels must be 0 to {self.num_classes - 1}'
+        for number in sorted(self.ignored):
+            text += f' or {number} (ignored)'
+        return f'{text} for heads with num_classes={self.num_classes}'
+
+
+def find_heads(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Names and heads that tell labelled classes apart."""
+    for name, module in model.named_modules():
+        if re.search(r'(^|\.)(decode_head|bbox_head)(\.\d+)?$', name):
+            if isinstance(getattr(module, 'num_classes', None), int):
+                yield name, module
+
+
+def flatten(samples: list) -> Iterator:
+    """Data samples, which test-time augmentation puts in lists."""
+    for sample in samples:
+        if isinstance(sample, list):
+            yield from flatten(sample)
+        else:
+            yield sample
+
+
+def labels_of(sample) -> Iterator[tuple[str, Tensor]]:
+    """Files and labels of a data sample, which may have none."""
+    if 'gt_sem_seg' in sample:
+        yield sample.get('seg_map_path'), sample.gt_sem_seg.data
+    if 'labels' in sample.get('gt_instances', ()):
+        yield sample.get('img_path'), sample.gt_instances.labels

@@ -4,6 +4,7 @@ import re
 import shutil
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import InstanceData, PixelData
+
+from soft_mm.hooks import LabelRangeHook
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / 'configs'
@@ -446,6 +449,19 @@ def test_learning_rates_can_decay_over_the_layers(cfg, model):
 
 def test_a_broken_loss_stops_the_training(cfg):
     assert cfg.default_hooks.finite_loss.type == 'soft_mm.FiniteLossHook'
+
+
+def test_labels_are_compared_with_the_classes_of_the_heads(path, cfg, model):
+    assert cfg.default_hooks.label_range.type == 'soft_mm.LabelRangeHook'
+    hook = LabelRangeHook()
+    hook.before_run(SimpleNamespace(model=model))
+    classes = dict(coco=80, ade20k=150, cityscapes=19, shapes=6)
+    expected = next(n for key, n in classes.items() if key in path.stem)
+    if path.stem.startswith('fpn_soft-nano'):
+        expected = 7  # with the background
+    assert hook.num_classes == expected
+    ignored = {255} if cfg.default_scope == 'mmseg' else set()
+    assert hook.ignored == ignored
 
 
 def test_statistics_are_shared_between_gpus_and_not_frozen(path, cfg):

@@ -1,4 +1,6 @@
-"""The hook that stops a training whose loss is not finite."""
+"""The hooks that stop a training: a loss not finite, a label out of range."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +11,10 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from torch import nn
 
+from soft_mm.hooks import LabelRangeHook
 from soft_mm.optim import CPUAmpOptimWrapper
 
 from .models.nano import nano, picture
@@ -150,3 +154,94 @@ def test_overflowing_gradients_are_left_to_the_loss_scaler(tmp_path):
 def test_a_broken_weight_is_named_despite_the_loss_scaler(tmp_path):
     with pytest.raises(FloatingPointError, match=f'is in {BLOCK}.attn.v'):
         train(tmp_path, spoil_weight, wrapper=scaled)
+
+
+def heads(**kwargs):
+    """A model with heads of which each has attributes."""
+    model = nn.Module()
+    for name, attributes in kwargs.items():
+        head = nn.Module()
+        for key, value in attributes.items():
+            setattr(head, key, value)
+        model.add_module(name, head)
+    return model
+
+
+SEGMENTOR = dict(decode_head=dict(num_classes=4, ignore_index=255))
+DETECTOR = dict(bbox_head=dict(num_classes=4), rpn_head=dict(num_classes=1))
+
+
+def check(model, samples, mode='train'):
+    warnings = []
+    logger = SimpleNamespace(warning=warnings.append)
+    hook = LabelRangeHook()
+    hook.before_run(SimpleNamespace(model=model, logger=logger))
+    step = getattr(hook, f'before_{mode}_iter')
+    step(None, 0, dict(inputs=[], data_samples=samples))
+    return warnings
+
+
+def semantic(*labels, **metainfo):
+    return BaseDataElement(
+        metainfo=dict(seg_map_path='7.png', img_path='7.jpg', **metainfo),
+        gt_sem_seg=PixelData(data=torch.tensor([[labels]])),
+    )
+
+
+def boxes(*labels):
+    return BaseDataElement(
+        metainfo=dict(img_path='7.jpg'),
+        gt_instances=InstanceData(labels=torch.tensor(labels).long()),
+    )
+
+
+@pytest.mark.parametrize('mode', ['train', 'val', 'test'])
+@pytest.mark.parametrize(
+    ('model', 'sample', 'message'),
+    [
+        (
+            SEGMENTOR,
+            semantic(0, 255, 5),
+            r'labels must be 0 to 3 or 255 \(ignored\) for heads with '
+            'num_classes=4, got 5 in 7.png$',
+        ),
+        (SEGMENTOR, semantic(-1, 3), 'got -1 in 7.png$'),
+        (
+            SEGMENTOR,
+            semantic(4, reduce_zero_label=True),
+            'got 4 in 7.png, where it is 5$',
+        ),
+        (
+            DETECTOR,
+            boxes(3, 4),
+            'labels must be 0 to 3 for heads with num_classes=4, '
+            'got 4 in 7.jpg$',
+        ),
+        (DETECTOR, boxes(255), 'got 255 in 7.jpg'),
+    ],
+)
+def test_a_label_out_of_range_is_named_with_its_file(
+    mode, model, sample, message
+):
+    good = semantic(0, 3) if model is SEGMENTOR else boxes(0, 3)
+    for samples in ([good, sample], [[good, good], [sample]]):
+        with pytest.raises(ValueError, match=message):
+            check(heads(**model), samples, mode)
+
+
+@pytest.mark.parametrize(
+    ('model', 'samples'),
+    [
+        (SEGMENTOR, [semantic(0, 3, 255), semantic(255)]),
+        (DETECTOR, [boxes(0, 3), boxes()]),
+        (SEGMENTOR, [BaseDataElement(), boxes(0)]),  # without labels
+        (DETECTOR, [BaseDataElement(gt_instances=InstanceData())]),
+    ],
+)
+def test_labels_in_range_pass(model, samples):
+    assert check(heads(**model), samples) == []
+
+
+def test_a_model_without_known_heads_is_reported():
+    (said,) = check(heads(rpn_head=dict(num_classes=1)), [boxes(7)])
+    assert 'labels are not checked' in said

@@ -20,7 +20,8 @@ from tests.commands import draw_shapes, run
 ROOT = Path(__file__).parents[1]
 SOURCES = (
     *('LICENSE', 'MANIFEST.in', 'README.md', 'configs', 'model-index.yml'),
-    *('pyproject.toml', 'requirements', 'setup.py', 'soft_mm', 'tools'),
+    *('pyproject.toml', 'requirements', 'setup.py', 'soft_mm', 'tests'),
+    'tools',
 )
 
 
@@ -61,12 +62,17 @@ def checkout(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def wheel(checkout, tmp_path_factory):
-    """The wheel, built from what the source distribution holds."""
+def source(checkout, tmp_path_factory):
+    """What the source distribution holds."""
     sdist = build('sdist', checkout, tmp_path_factory.mktemp('sdist'))
     with tarfile.open(sdist) as archive:
         archive.extractall(sdist.parent, filter='data')
-    source = sdist.parent / sdist.name.removesuffix('.tar.gz')
+    return sdist.parent / sdist.name.removesuffix('.tar.gz')
+
+
+@pytest.fixture(scope='module')
+def wheel(source, tmp_path_factory):
+    """The wheel, built from the source distribution."""
     return build('wheel', source, tmp_path_factory.mktemp('wheel'))
 
 
@@ -96,6 +102,12 @@ def test_wheel_holds_the_package_with_all_that_it_ships(wheel):
     assert {f'soft_mm/.mim/{path}' for path in shipped} <= names
     for path in re.findall(r'- (\S+)', index):
         assert f'soft_mm/.mim/{path}' in names
+
+
+def test_source_distribution_has_no_part_of_the_suite(checkout, source):
+    assert (checkout / 'tests/test_packaging.py').is_file()
+    assert (source / 'requirements/tests.txt').is_file()
+    assert not (source / 'tests').exists()
 
 
 def test_config_inherits_from_the_wheels(site, tmp_path):

@@ -84,6 +84,7 @@ def test_resolves_in_mmengines_own_registry(type_, tmp_path):
     ('registry', 'name'),
     [
         ('HOOKS', 'FiniteLossHook'),
+        ('HOOKS', 'LabelRangeHook'),
         ('OPTIM_WRAPPERS', 'CPUAmpOptimWrapper'),
         ('OPTIM_WRAPPER_CONSTRUCTORS', 'OptimWrapperConstructor'),
         (

@@ -118,9 +118,13 @@ def test_a_detector_is_tested_with_all_outputs(detector, folder):
     log = run(
         python('test.py', DETECTION, detector[1], '--work-dir', 'tested')
         + ['--out', 'found.pkl', '--show-dir', 'drawn']
-        + ['--cfg-options', 'data_root=shapes', 'img_scale=(64,64)'],
+        + ['--cfg-options', 'data_root=shapes', 'img_scale=(64,64)']
+        + ['test_evaluator.outfile_prefix=coco json/found'],
         folder,
     )
+    for kind in ('bbox', 'segm'):
+        written = folder / f'coco json/found.{kind}.json'
+        assert isinstance(json.loads(written.read_text()), list)
     assert 'coco/bbox_mAP' in log
     with open(folder / 'found.pkl', 'rb') as file:
         assert len(pickle.load(file)) == 2

@@ -30,8 +30,9 @@ def parse_args() -> argparse.Namespace:
     add_common_options(parser)
     parser.add_argument(
         '--out',
-        help='where predictions go: a .pkl file for detection, a folder of '
-        'label maps for segmentation',
+        help='where predictions go: a .pkl file for detection (JSON: '
+        '--cfg-options test_evaluator.outfile_prefix=PATH), a folder of label '
+        'maps for segmentation',
     )
     parser.add_argument(
         '--show', action='store_true', help='show predictions in a window'
@@ -122,7 +123,10 @@ def save_predictions(cfg: Config, path: str) -> None:
     elif path.endswith(('.pkl', '.pickle')):
         evaluators(cfg).append(dict(type='DumpDetResults', out_file_path=path))
     else:
-        raise SystemExit(f'error: --out must end in .pkl, got {path}')
+        raise SystemExit(
+            f"error: --out must end in .pkl, got {path}; COCO's JSON is "
+            'written with --cfg-options test_evaluator.outfile_prefix=PATH'
+        )
 
 
 if __name__ == '__main__':

@@ -17,6 +17,7 @@ default_hooks = dict(
     ),
     visualization=dict(type='SegVisualizationHook'),
     # here and not in custom_hooks, which a config replaces as a whole
+    label_range=dict(type='soft_mm.LabelRangeHook'),
     finite_loss=dict(type='soft_mm.FiniteLossHook'),
 )
 log_processor = dict(window_size=50, by_epoch=False)
